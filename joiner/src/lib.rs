@@ -1,0 +1,1 @@
+//! Joins a host run and a target run into the five-stage model.

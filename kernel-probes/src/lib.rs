@@ -1,0 +1,1 @@
+//! Linux probes: the NVMe-oF host and the kernel target.

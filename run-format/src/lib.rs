@@ -1,0 +1,1 @@
+//! What a fabscope run is: boundaries, stages, records, manifest, writer and reader.

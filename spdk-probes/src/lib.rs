@@ -1,0 +1,1 @@
+//! SPDK probes: ELF and DWARF resolution, probe placement, uprobes and USDT.

@@ -1,0 +1,2 @@
+//! fabscope, the command.
+fn main() {}
