@@ -1,1 +1,32 @@
-//! What a fabscope run is: boundaries, stages, records, manifest, writer and reader.
+//! What a fabscope run is: the boundaries and stages, one command, one queue, the manifest, and the run
+//! directory's writer and reader. It knows no probes and does no analysis.
+
+mod batch;
+mod boundary;
+#[cfg(feature = "bpf")]
+pub mod bpf;
+mod clock;
+pub mod columns;
+mod command;
+mod error;
+mod manifest;
+mod operation;
+mod queue;
+mod reader;
+mod source;
+mod units;
+mod writer;
+
+pub use boundary::{Boundary, Kind, Side, Stage};
+pub use clock::{clock_pair, machine, monotonic_now};
+pub use command::Command;
+pub use error::Error;
+pub use manifest::{
+    ClockPair, Counters, Event, FioJob, Hook, Lost, Machine, Manifest, Software, State, Window, Workload,
+};
+pub use operation::Operation;
+pub use queue::{Endpoint, Queue, Transport};
+pub use reader::Run;
+pub use source::{Sink, Source};
+pub use units::{Cid, Nanos, QueueId};
+pub use writer::RunWriter;

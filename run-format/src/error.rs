@@ -1,0 +1,95 @@
+//! What can go wrong with a run directory.
+
+use std::path::PathBuf;
+
+/// An error of writing or reading a run. Its text names the thing, the reason and the next step.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The output directory is already there.
+    #[error("{0} is already there: choose another name with -o, or replace it with --force")]
+    Exists(PathBuf),
+    /// The thing to replace is not a run.
+    #[error(
+        "{0} is there and is not a fabscope run, so --force does not replace it: choose another name with -o"
+    )]
+    NotOurs(PathBuf),
+    /// There is no such directory.
+    #[error("{0}: no such run directory")]
+    Missing(PathBuf),
+    /// The directory has no manifest.
+    #[error("{0} is not a fabscope run: it has no run.json")]
+    NotARun(PathBuf),
+    /// The manifest can not be read.
+    #[error("{path}: {reason}")]
+    Manifest {
+        /// The manifest.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The run was written by a newer fabscope.
+    #[error(
+        "{path} has format {found}, newer than {ours}, the newest that this fabscope reads: use a newer fabscope"
+    )]
+    Newer {
+        /// The manifest.
+        path: PathBuf,
+        /// Its format.
+        found: String,
+        /// Ours.
+        ours: &'static str,
+    },
+    /// The file system said no.
+    #[error("{doing} {path}: {source}")]
+    Io {
+        /// What was being done, such as "write".
+        doing: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A Parquet file could not be written or read.
+    #[error("{doing} {path}: {source}")]
+    Parquet {
+        /// What was being done.
+        doing: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// What polars said.
+        source: Box<polars::error::PolarsError>,
+    },
+    /// A column is not there or has another type.
+    #[error("{path}: column {column} {reason}")]
+    Column {
+        /// The file or folder.
+        path: PathBuf,
+        /// The column.
+        column: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The thread that writes segments ended unexpectedly.
+    #[error("{0}: the writer of this run ended unexpectedly; what it wrote before is kept")]
+    WriterGone(PathBuf),
+}
+
+impl Error {
+    /// Whether the disk (or a quota) is full.
+    #[must_use]
+    pub fn is_disk_full(&self) -> bool {
+        match self {
+            Error::Io { source, .. } => {
+                matches!(source.raw_os_error(), Some(nix::libc::ENOSPC | nix::libc::EDQUOT))
+            }
+            Error::Parquet { source, .. } => match &**source {
+                polars::error::PolarsError::IO { error, .. } => {
+                    matches!(error.raw_os_error(), Some(nix::libc::ENOSPC | nix::libc::EDQUOT))
+                }
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+}

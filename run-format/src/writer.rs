@@ -1,0 +1,329 @@
+//! Writes a run directory while it is recorded.
+//!
+//! The format's guarantee: every file in the directory is whole. A segment is written aside (`.NAME.tmp`)
+//! and renamed when it is complete, at least once a second; `run.json` is rewritten the same way after each
+//! segment. So a `kill -9` loses at most the last second and everything before it reads. What can not be
+//! written (a full disk) ends the recording with an error and leaves what was written.
+
+use crate::batch::{Batch, queues_to_frame};
+use crate::{Command, Counters, Error, Event, Manifest, Nanos, Queue, QueueId, Sink, State};
+use polars::prelude::{DataFrame, ParquetCompression, ParquetWriter};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Longest time that a command waits in memory.
+const SEGMENT_EVERY: Duration = Duration::from_millis(500);
+/// Most commands in one segment.
+const SEGMENT_ROWS: usize = 1 << 20;
+/// Segments that may wait for the disk before the recorder waits too.
+const SEGMENTS_WAITING: usize = 4;
+/// Most events that a manifest keeps.
+const EVENTS: usize = 10_000;
+
+/// A run being recorded. Dropping it leaves a run that reads, marked `open`; [`RunWriter::close`] ends it in
+/// order.
+#[derive(Debug)]
+pub struct RunWriter {
+    directory: PathBuf,
+    manifest: Manifest,
+    queues: Vec<Queue>,
+    queues_changed: bool,
+    batch: Batch,
+    last: Instant,
+    jobs: Option<SyncSender<Job>>,
+    done: Receiver<Result<Batch, Error>>,
+    thread: Option<JoinHandle<()>>,
+    spare: Vec<Batch>,
+    failed: Option<Error>,
+    recorded: u64,
+}
+
+/// What the writing thread is given.
+#[derive(Debug)]
+struct Job {
+    batch: Batch,
+    queues: Option<Vec<Queue>>,
+    manifest: Manifest,
+}
+
+impl RunWriter {
+    /// Creates the directory with its manifest. A directory that exists and is not empty is refused;
+    /// `force` replaces it if it is a run.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::NotOurs`], or what the file system says.
+    pub fn create(directory: &Path, manifest: Manifest, force: bool) -> Result<RunWriter, Error> {
+        make_directory(directory, force)?;
+        for folder in ["commands", "queues"] {
+            let path = directory.join(folder);
+            fs::create_dir(&path).map_err(io("create", &path))?;
+        }
+        write_manifest(directory, &manifest)?;
+        let (jobs, job) = sync_channel::<Job>(SEGMENTS_WAITING);
+        let (finished, done) = sync_channel(SEGMENTS_WAITING * 2);
+        let root = directory.to_owned();
+        let thread = std::thread::Builder::new()
+            .name("segments".into())
+            .spawn(move || {
+                let mut number = 0;
+                for job in job {
+                    let result = write_segment(&root, &mut number, job);
+                    let failed = result.is_err();
+                    if finished.send(result).is_err() || failed {
+                        break;
+                    }
+                }
+            })
+            .map_err(io("start the writer of", directory))?;
+        Ok(RunWriter {
+            directory: directory.to_owned(),
+            batch: Batch::new(manifest.side),
+            manifest,
+            queues: Vec::new(),
+            queues_changed: false,
+            last: Instant::now(),
+            jobs: Some(jobs),
+            done,
+            thread: Some(thread),
+            spare: Vec::new(),
+            failed: None,
+            recorded: 0,
+        })
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The manifest, to be kept up to date by the recorder; it reaches the disk with the next segment.
+    pub fn manifest(&mut self) -> &mut Manifest {
+        &mut self.manifest
+    }
+
+    /// Commands taken so far.
+    #[must_use]
+    pub fn recorded(&self) -> u64 {
+        self.recorded
+    }
+
+    /// Writes a segment if it is time; to be called several times a second.
+    ///
+    /// # Errors
+    /// What an earlier or this segment's writing ended with. After an error nothing more is written.
+    pub fn tick(&mut self) -> Result<(), Error> {
+        self.collect();
+        if self.failed.is_none() && (self.last.elapsed() >= SEGMENT_EVERY || self.batch.len() >= SEGMENT_ROWS)
+        {
+            self.hand_over();
+        }
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// Writes what is left, marks the run closed and waits until all is on its way to the disk.
+    ///
+    /// # Errors
+    /// What the writing of any segment ended with; the run then stays `open` and reads.
+    pub fn close(mut self, counters: Counters, end: Nanos) -> Result<(), Error> {
+        self.tick()?;
+        self.manifest.counters = counters;
+        self.manifest.window.end_ns = end;
+        self.manifest.state = State::Closed;
+        self.hand_over();
+        drop(self.jobs.take());
+        while let Ok(result) = self.done.recv() {
+            result?;
+        }
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            return Err(Error::WriterGone(self.directory.clone()));
+        }
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// Gives the batch to the writing thread. An error waits in `failed` for the next tick.
+    fn hand_over(&mut self) {
+        self.last = Instant::now();
+        self.manifest.counters.recorded = self.manifest.counters.recorded.max(self.recorded);
+        let empty = self.spare.pop().unwrap_or_else(|| Batch::new(self.manifest.side));
+        let job = Job {
+            batch: std::mem::replace(&mut self.batch, empty),
+            queues: std::mem::take(&mut self.queues_changed).then(|| self.queues.clone()),
+            manifest: self.manifest.clone(),
+        };
+        let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
+        if !sent {
+            self.collect();
+            self.failed.get_or_insert_with(|| Error::WriterGone(self.directory.clone()));
+        }
+    }
+
+    /// Takes back written batches, and the first error.
+    fn collect(&mut self) {
+        while let Ok(result) = self.done.try_recv() {
+            match result {
+                Ok(batch) => self.spare.push(batch),
+                Err(error) => {
+                    self.failed.get_or_insert(error);
+                }
+            }
+        }
+    }
+}
+
+impl Sink for RunWriter {
+    fn queue(&mut self, queue: Queue) -> QueueId {
+        let id = QueueId(u32::try_from(self.queues.len()).unwrap_or(u32::MAX));
+        self.queues.push(queue);
+        self.queues_changed = true;
+        id
+    }
+
+    fn queue_is(&mut self, id: QueueId, queue: Queue) {
+        if let Some(known) = self.queues.get_mut(id.0 as usize)
+            && *known != queue
+        {
+            *known = queue;
+            self.queues_changed = true;
+        }
+    }
+
+    fn queue_went(&mut self, id: QueueId, at: Nanos) {
+        if let Some(queue) = self.queues.get_mut(id.0 as usize)
+            && queue.went.is_none()
+        {
+            queue.went = Some(at);
+            self.queues_changed = true;
+        }
+    }
+
+    fn command(&mut self, command: &Command) {
+        self.batch.push(command);
+        self.recorded += 1;
+        if self.batch.len() >= SEGMENT_ROWS && self.failed.is_none() {
+            self.hand_over();
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        if self.manifest.events.len() < EVENTS {
+            self.manifest.events.push(event);
+        }
+    }
+}
+
+impl Drop for RunWriter {
+    fn drop(&mut self) {
+        // The recorder ended without closing: what is in memory still reaches the disk if it can.
+        if let Some(jobs) = self.jobs.take() {
+            let job = Job {
+                batch: std::mem::replace(&mut self.batch, Batch::new(self.manifest.side)),
+                queues: self.queues_changed.then(|| self.queues.clone()),
+                manifest: self.manifest.clone(),
+            };
+            if job.batch.len() > 0 || job.queues.is_some() {
+                // A writer that is gone has said why already.
+                let _ = jobs.send(job);
+            }
+        }
+        while self.done.recv().is_ok() {}
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn io(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::Io { doing, path, source }
+}
+
+fn make_directory(directory: &Path, force: bool) -> Result<(), Error> {
+    match fs::read_dir(directory) {
+        Ok(mut entries) => {
+            if entries.next().is_none() {
+                return Ok(());
+            }
+            if !force {
+                return Err(Error::Exists(directory.to_owned()));
+            }
+            let ours = fs::read_to_string(directory.join("run.json"))
+                .is_ok_and(|text| text.contains(Manifest::FORMAT_NAME));
+            if !ours {
+                return Err(Error::NotOurs(directory.to_owned()));
+            }
+            fs::remove_dir_all(directory).map_err(io("remove", directory))?;
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+        Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => {
+            return Err(Error::NotOurs(directory.to_owned()));
+        }
+        Err(e) => return Err(io("read", directory)(e)),
+    }
+    fs::create_dir_all(directory).map_err(io("create", directory))
+}
+
+fn write_segment(root: &Path, number: &mut u64, mut job: Job) -> Result<Batch, Error> {
+    if let Some(queues) = &job.queues {
+        let path = root.join("queues/0.parquet");
+        let frame = queues_to_frame(queues).map_err(parquet("write", &path))?;
+        write_parquet(&path, frame)?;
+    }
+    if job.batch.len() > 0 {
+        let path = root.join(format!("commands/{number:06}.parquet"));
+        let frame = job.batch.to_frame().map_err(parquet("write", &path))?;
+        write_parquet(&path, frame)?;
+        *number += 1;
+        job.batch.clear();
+    }
+    write_manifest(root, &job.manifest)?;
+    Ok(job.batch)
+}
+
+pub(crate) fn parquet(doing: &'static str, path: &Path) -> impl FnOnce(polars::error::PolarsError) -> Error {
+    let path = path.to_owned();
+    move |source| Error::Parquet { doing, path, source: Box::new(source) }
+}
+
+/// A Parquet file, written aside and renamed.
+fn write_parquet(path: &Path, mut frame: DataFrame) -> Result<(), Error> {
+    aside(path, |file| {
+        ParquetWriter::new(file)
+            .with_compression(ParquetCompression::Lz4Raw)
+            .set_parallel(false)
+            .finish(&mut frame)
+            .map(drop)
+            .map_err(parquet("write", path))
+    })
+}
+
+fn write_manifest(root: &Path, manifest: &Manifest) -> Result<(), Error> {
+    let path = root.join("run.json");
+    aside(&path, |file| {
+        let mut text = serde_json::to_vec_pretty(manifest)
+            .map_err(|e| Error::Manifest { path: path.clone(), reason: e.to_string() })?;
+        text.push(b'\n');
+        file.write_all(&text).map_err(io("write", &path))
+    })
+}
+
+/// Writes `.NAME.tmp` beside `path` and renames it when it is complete; removes it when it is not.
+fn aside(path: &Path, write: impl FnOnce(&mut File) -> Result<(), Error>) -> Result<(), Error> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let aside = path.with_file_name(format!(".{name}.tmp"));
+    let written = File::create(&aside)
+        .map_err(io("create", &aside))
+        .and_then(|mut file| write(&mut file))
+        .and_then(|()| fs::rename(&aside, path).map_err(io("rename", &aside)));
+    if written.is_err() {
+        // The error to report is the first one.
+        let _ = fs::remove_file(&aside);
+    }
+    written
+}
