@@ -79,17 +79,7 @@ impl Error {
     /// Whether the disk (or a quota) is full.
     #[must_use]
     pub fn is_disk_full(&self) -> bool {
-        match self {
-            Error::Io { source, .. } => {
-                matches!(source.raw_os_error(), Some(nix::libc::ENOSPC | nix::libc::EDQUOT))
-            }
-            Error::Parquet { source, .. } => match &**source {
-                polars::error::PolarsError::IO { error, .. } => {
-                    matches!(error.raw_os_error(), Some(nix::libc::ENOSPC | nix::libc::EDQUOT))
-                }
-                _ => false,
-            },
-            _ => false,
-        }
+        matches!(self, Error::Io { source, .. }
+            if matches!(source.raw_os_error(), Some(nix::libc::ENOSPC | nix::libc::EDQUOT)))
     }
 }

@@ -8,8 +8,7 @@
 use crate::batch::{Batch, queues_to_frame};
 use crate::{Command, Counters, Error, Event, Manifest, Nanos, Queue, QueueId, Sink, State};
 use polars::prelude::{DataFrame, ParquetCompression, ParquetWriter};
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -291,35 +290,32 @@ pub(crate) fn parquet(doing: &'static str, path: &Path) -> impl FnOnce(polars::e
     move |source| Error::Parquet { doing, path, source: Box::new(source) }
 }
 
-/// A Parquet file, written aside and renamed.
+/// A Parquet file, written aside and renamed. It is encoded in memory first, so that what the disk says
+/// arrives as the system's own error.
 fn write_parquet(path: &Path, mut frame: DataFrame) -> Result<(), Error> {
-    aside(path, |file| {
-        ParquetWriter::new(file)
-            .with_compression(ParquetCompression::Lz4Raw)
-            .set_parallel(false)
-            .finish(&mut frame)
-            .map(drop)
-            .map_err(parquet("write", path))
-    })
+    let mut bytes = Vec::new();
+    ParquetWriter::new(&mut bytes)
+        .with_compression(ParquetCompression::Lz4Raw)
+        .set_parallel(false)
+        .finish(&mut frame)
+        .map_err(parquet("encode", path))?;
+    aside(path, &bytes)
 }
 
 fn write_manifest(root: &Path, manifest: &Manifest) -> Result<(), Error> {
     let path = root.join("run.json");
-    aside(&path, |file| {
-        let mut text = serde_json::to_vec_pretty(manifest)
-            .map_err(|e| Error::Manifest { path: path.clone(), reason: e.to_string() })?;
-        text.push(b'\n');
-        file.write_all(&text).map_err(io("write", &path))
-    })
+    let mut text = serde_json::to_vec_pretty(manifest)
+        .map_err(|e| Error::Manifest { path: path.clone(), reason: e.to_string() })?;
+    text.push(b'\n');
+    aside(&path, &text)
 }
 
 /// Writes `.NAME.tmp` beside `path` and renames it when it is complete; removes it when it is not.
-fn aside(path: &Path, write: impl FnOnce(&mut File) -> Result<(), Error>) -> Result<(), Error> {
+fn aside(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let aside = path.with_file_name(format!(".{name}.tmp"));
-    let written = File::create(&aside)
-        .map_err(io("create", &aside))
-        .and_then(|mut file| write(&mut file))
+    let written = fs::write(&aside, bytes)
+        .map_err(io("write", &aside))
         .and_then(|()| fs::rename(&aside, path).map_err(io("rename", &aside)));
     if written.is_err() {
         // The error to report is the first one.

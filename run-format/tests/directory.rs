@@ -1,0 +1,256 @@
+//! The run directory: what is written reads back, whole, cut short, damaged or foreign.
+
+use proptest::prelude::*;
+use run_format::{
+    Boundary, Cid, Command, Counters, Endpoint, Error, Kind, Machine, Manifest, Nanos, Queue, QueueId, Run,
+    RunWriter, Side, Sink, Software, State, Window,
+};
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+fn manifest(side: Side) -> Manifest {
+    Manifest {
+        format: Manifest::FORMAT.into(),
+        side,
+        kind: Kind::Kernel,
+        tool: "0".into(),
+        state: State::Open,
+        machine: Machine::default(),
+        software: Software::default(),
+        hooks: Vec::new(),
+        detail: "stages".into(),
+        one_in: 1,
+        window: Window::default(),
+        clocks: Vec::new(),
+        counters: Counters::default(),
+        workload: None,
+        events: Vec::new(),
+        labels: Default::default(),
+    }
+}
+
+fn command(n: u64) -> Command {
+    let mut c =
+        Command { cid: Cid(n as u16), opcode: 2, nsid: 1, slba: n, bytes: 4096, ..Command::default() };
+    c.times[0] = Some(Nanos(1_000 + n));
+    c
+}
+
+fn count(run: &Run) -> usize {
+    run.commands().unwrap().collect().unwrap().height()
+}
+
+fn write(directory: &Path, commands: u64) {
+    let mut writer = RunWriter::create(directory, manifest(Side::Host), false).unwrap();
+    let queue = writer.queue(Queue { qid: 1, ..Queue::default() });
+    for n in 0..commands {
+        writer.command(&Command { queue, ..command(n) });
+    }
+    writer.close(Counters { seen: commands, recorded: commands, ..Counters::default() }, Nanos(9)).unwrap();
+}
+
+fn arbitrary_command() -> impl Strategy<Value = Command> {
+    let time = || proptest::option::of((1..u64::MAX / 4).prop_map(Nanos));
+    (
+        any::<(u16, u8, u32, u64, u16, u32, u16, u16, u16, u8)>(),
+        proptest::option::of(any::<u32>()),
+        time(),
+        proptest::array::uniform8(time()),
+    )
+        .prop_map(|(f, stream_position, r2t_turnaround, times)| Command {
+            queue: QueueId(0),
+            cid: Cid(f.0),
+            opcode: f.1,
+            nsid: f.2,
+            slba: f.3,
+            nlb0: f.4,
+            bytes: f.5,
+            status: f.6,
+            cpu: f.7,
+            flags: f.8,
+            r2ts: f.9,
+            stream_position,
+            r2t_turnaround,
+            times,
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn every_field_of_every_command_comes_back(
+        commands in proptest::collection::vec(arbitrary_command(), 0..50),
+        host in any::<bool>(),
+    ) {
+        let side = if host { Side::Host } else { Side::Target };
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("x.run");
+        let mut writer = RunWriter::create(&path, manifest(side), false).unwrap();
+        for c in &commands {
+            writer.command(c);
+        }
+        writer.close(Counters::default(), Nanos(0)).unwrap();
+        let frame = Run::open(&path).unwrap().commands().unwrap().collect().unwrap();
+        prop_assert_eq!(frame.height(), commands.len());
+        for (i, c) in commands.iter().enumerate() {
+            prop_assert_eq!(frame.column("cid").unwrap().u16().unwrap().get(i), Some(c.cid.0));
+            prop_assert_eq!(frame.column("opcode").unwrap().u8().unwrap().get(i), Some(c.opcode));
+            prop_assert_eq!(frame.column("nsid").unwrap().u32().unwrap().get(i), Some(c.nsid));
+            prop_assert_eq!(frame.column("slba").unwrap().u64().unwrap().get(i), Some(c.slba));
+            prop_assert_eq!(frame.column("nlb").unwrap().u16().unwrap().get(i), Some(c.nlb0));
+            prop_assert_eq!(frame.column("bytes").unwrap().u32().unwrap().get(i), Some(c.bytes));
+            prop_assert_eq!(frame.column("status").unwrap().u16().unwrap().get(i), Some(c.status));
+            prop_assert_eq!(frame.column("cpu").unwrap().u16().unwrap().get(i), Some(c.cpu));
+            prop_assert_eq!(frame.column("flags").unwrap().u16().unwrap().get(i), Some(c.flags));
+            prop_assert_eq!(frame.column("r2ts").unwrap().u8().unwrap().get(i), Some(c.r2ts));
+            prop_assert_eq!(frame.column("stream_position").unwrap().u32().unwrap().get(i), c.stream_position);
+            for b in Boundary::of(side) {
+                let time = frame.column(b.name()).unwrap().i64().unwrap().get(i);
+                prop_assert_eq!(time, c.time(b).map(Nanos::as_i64));
+            }
+            if side == Side::Host {
+                let turnaround = frame.column("h_r2t_turnaround").unwrap().i64().unwrap().get(i);
+                prop_assert_eq!(turnaround, c.r2t_turnaround.map(Nanos::as_i64));
+            }
+        }
+    }
+
+    #[test]
+    fn any_text_for_a_manifest_is_refused_or_read(text in ".{0,300}") {
+        let home = tempfile::tempdir().unwrap();
+        fs::write(home.path().join("run.json"), text).unwrap();
+        prop_assert!(Run::open(home.path()).is_err());
+    }
+
+    #[test]
+    fn a_segment_cut_anywhere_is_left_out_and_the_others_read(at in 0.0..1.0f64) {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("x.run");
+        write(&path, 100);
+        let whole = path.join("commands/000000.parquet");
+        let bytes = fs::read(&whole).unwrap();
+        let cut = path.join("commands/000001.parquet");
+        fs::write(&cut, &bytes[..((bytes.len() - 1) as f64 * at) as usize]).unwrap();
+        let run = Run::open(&path).unwrap();
+        prop_assert_eq!(run.broken_segments(), [cut]);
+        prop_assert_eq!(count(&run), 100);
+    }
+}
+
+#[test]
+fn queues_events_and_counters_come_back() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("x.run");
+    let mut writer = RunWriter::create(&path, manifest(Side::Target), false).unwrap();
+    let first = writer.queue(Queue { qid: 1, ..Queue::default() });
+    let second = writer.queue(Queue { qid: 2, ..Queue::default() });
+    let learned = Queue {
+        qid: 2,
+        subsystem_nqn: "nqn.a".into(),
+        host: Some(Endpoint { address: "127.0.0.1".into(), port: 4 }),
+        ..Queue::default()
+    };
+    writer.queue_is(second, learned.clone());
+    writer.queue_went(first, Nanos(77));
+    let counters = Counters { seen: 5, unsampled: 5, ..Counters::default() };
+    writer.close(counters, Nanos(99)).unwrap();
+
+    let run = Run::open(&path).unwrap();
+    let queues = run.queues().unwrap();
+    assert_eq!(queues[&first].went, Some(Nanos(77)));
+    assert_eq!(queues[&second], learned);
+    assert_eq!(run.manifest().counters, counters);
+    assert_eq!(run.manifest().state, State::Closed);
+    assert_eq!(count(&run), 0);
+}
+
+#[test]
+fn a_run_that_is_killed_loses_at_most_its_last_second() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("x.run");
+    let mut writer = RunWriter::create(&path, manifest(Side::Host), false).unwrap();
+    let started = Instant::now();
+    let mut n = 0;
+    while started.elapsed() < Duration::from_millis(1600) {
+        writer.command(&command(n));
+        n += 1;
+        writer.tick().unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // As after `kill -9`: nobody closes it.
+    std::mem::forget(writer);
+    let run = Run::open(&path).unwrap();
+    assert_eq!(run.manifest().state, State::Open);
+    let kept = count(&run) as u64;
+    assert!(kept * 16 >= n * 5, "{kept} of {n} commands of 1.6 s");
+}
+
+#[test]
+fn what_is_not_a_run_is_named() {
+    let home = tempfile::tempdir().unwrap();
+    let missing = home.path().join("missing.run");
+    assert!(matches!(Run::open(&missing), Err(Error::Missing(p)) if p == missing));
+    assert!(matches!(Run::open(home.path()), Err(Error::NotARun(_))));
+    let file = home.path().join("file");
+    fs::write(&file, "x").unwrap();
+    assert!(matches!(Run::open(&file), Err(Error::NotARun(_))));
+    fs::write(home.path().join("run.json"), r#"{"format":"fabscope-run/2"}"#).unwrap();
+    let error = Run::open(home.path()).unwrap_err();
+    assert!(matches!(&error, Error::Newer { found, .. } if found == "fabscope-run/2"));
+    assert!(error.to_string().contains("use a newer fabscope"));
+}
+
+#[test]
+fn an_existing_directory_is_kept_unless_forced_and_a_foreign_one_always() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("x.run");
+    write(&path, 3);
+    let again = |force| RunWriter::create(&path, manifest(Side::Host), force);
+    assert!(matches!(again(false), Err(Error::Exists(_))));
+    assert_eq!(count(&Run::open(&path).unwrap()), 3);
+    drop(again(true).unwrap());
+    assert_eq!(count(&Run::open(&path).unwrap()), 0);
+
+    fs::write(home.path().join("precious"), "x").unwrap();
+    let foreign = RunWriter::create(home.path(), manifest(Side::Host), true);
+    assert!(matches!(foreign, Err(Error::NotOurs(_))));
+    assert!(home.path().join("precious").exists());
+}
+
+#[test]
+fn a_full_disk_ends_the_recording_and_keeps_what_is_written() {
+    let home = tempfile::tempdir().unwrap();
+    let disk = home.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=256k", "tmpfs"])
+        .arg(&disk)
+        .status();
+    if !mounted.is_ok_and(|s| s.success()) {
+        println!("skipped: a full disk needs the right to mount a tmpfs");
+        return;
+    }
+    let path = disk.join("x.run");
+    let mut writer = RunWriter::create(&path, manifest(Side::Host), false).unwrap();
+    let mut n = 0u64;
+    let error = loop {
+        for _ in 0..2_000 {
+            // Numbers that do not compress.
+            writer.command(&Command { slba: n.wrapping_mul(0x9e37_79b9_7f4a_7c15), ..command(n) });
+            n += 1;
+        }
+        if let Err(error) = writer.tick() {
+            break error;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    drop(writer);
+    let kept = Run::open(&path).map(|run| (count(&run), run.broken_segments().len()));
+    let unmounted = std::process::Command::new("umount").arg(&disk).status();
+    assert!(unmounted.unwrap().success());
+    assert!(error.is_disk_full(), "{error}");
+    let (kept, broken) = kept.unwrap();
+    assert!(kept > 0 && (kept as u64) < n, "{kept} of {n}");
+    assert_eq!(broken, 0);
+}
