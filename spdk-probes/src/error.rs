@@ -1,0 +1,259 @@
+//! What can go wrong between a binary and its probes, said so that the reader knows what to do next.
+//!
+//! One type serves the crate. The first group comes from resolving (files, symbols, DWARF, placement).
+
+use std::path::PathBuf;
+
+/// Why a binary could not be resolved, or its probes not be attached.
+///
+/// Every message names the thing, the reason, and where there is one, the way out.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file could not be opened or read.
+    #[error("{}: cannot be read: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+
+    /// The file is not ELF.
+    #[error("{}: not an ELF file ({found}): name the executable itself, not a wrapper script or an archive", path.display())]
+    NotElf {
+        /// The file.
+        path: PathBuf,
+        /// What it is instead, as far as its first bytes tell.
+        found: String,
+    },
+
+    /// The file is ELF, but not a program for this machine.
+    #[error("{}: an ELF file for {machine}; only 64-bit x86 (little-endian) programs and shared libraries can be probed here", path.display())]
+    OtherMachine {
+        /// The file.
+        path: PathBuf,
+        /// Class, machine or kind found.
+        machine: String,
+    },
+
+    /// The file contradicts itself or ends too early.
+    #[error("{}: damaged or cut short: {what}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What does not hold.
+        what: String,
+    },
+
+    /// No symbol table, and nothing that could replace it.
+    #[error(
+        "{}: `{wanted}` cannot be found: the file is stripped and has no symbols; give the matching \
+         debug file (--debug-file), install it as {debug_file}, or give a layout file made from the \
+         unstripped build by `fabscope probe --save-layout`",
+        path.display()
+    )]
+    Stripped {
+        /// The file.
+        path: PathBuf,
+        /// What was looked for.
+        wanted: String,
+        /// Where a debug file is looked for.
+        debug_file: String,
+    },
+
+    /// Symbols are there, type information is not.
+    #[error(
+        "{}: `{wanted}` cannot be found: {reason}; give the matching debug file (--debug-file), install \
+         it as {debug_file}, or give a layout file made from a build with `-g` by `fabscope probe \
+         --save-layout`",
+        path.display()
+    )]
+    NoDebugInformation {
+        /// The file.
+        path: PathBuf,
+        /// What was looked for.
+        wanted: String,
+        /// Which part is missing.
+        reason: String,
+        /// Where a debug file is looked for.
+        debug_file: String,
+    },
+
+    /// The symbol table has no such function.
+    #[error("{}: no function `{name}`{}", path.display(), hint(similar))]
+    NoFunction {
+        /// The file, or all of the process's files.
+        path: PathBuf,
+        /// The function.
+        name: String,
+        /// Functions with a similar name.
+        similar: Vec<String>,
+    },
+
+    /// The function exists only inside its callers.
+    #[error("{}: `{name}` has no code of its own: the compiler inlined it at {places} places; use the next hook of its boundary", path.display())]
+    OnlyInlined {
+        /// The file.
+        path: PathBuf,
+        /// The function.
+        name: String,
+        /// How often it was inlined.
+        places: usize,
+    },
+
+    /// A function's symbol points to where there is no code.
+    #[error("{}: `{symbol}` is said to be at {vaddr:#x}, where the file has no code", path.display())]
+    NoCode {
+        /// The file.
+        path: PathBuf,
+        /// The symbol.
+        symbol: String,
+        /// Its address.
+        vaddr: u64,
+    },
+
+    /// The function does not call what it was expected to call.
+    #[error("{}: `{function}` does not call `{callee}`; use the next hook of its boundary", path.display())]
+    NoCallSite {
+        /// The file.
+        path: PathBuf,
+        /// The calling function.
+        function: String,
+        /// The called function.
+        callee: String,
+    },
+
+    /// An argument is not in the register that the calling convention gives it.
+    #[error("{}: `{symbol}` takes its argument {argument} {place}: the compiler changed this copy's arguments; use the next hook of its boundary", path.display())]
+    MovedArgument {
+        /// The file.
+        path: PathBuf,
+        /// The symbol, with the compiler's suffix.
+        symbol: String,
+        /// The argument, counted from 0.
+        argument: usize,
+        /// Where it is instead.
+        place: String,
+    },
+
+    /// DWARF has no complete type of this name.
+    #[error("{}: no {kind} `{name}` in the debug information{note}", path.display())]
+    NoType {
+        /// The file.
+        path: PathBuf,
+        /// Structure or enumeration.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+        /// What was found instead, or nothing.
+        note: String,
+    },
+
+    /// The structure has no such member.
+    #[error("{}: `{structure}` has no member `{member}` (asked for as `{asked}`){}", path.display(), hint(similar))]
+    NoMember {
+        /// The file.
+        path: PathBuf,
+        /// The structure.
+        structure: String,
+        /// The member.
+        member: String,
+        /// The whole path asked for.
+        asked: String,
+        /// Members with a similar name.
+        similar: Vec<String>,
+    },
+
+    /// The path cannot be walked without reading memory.
+    #[error("{}: `{asked}`: `{member}` is {what}, so what is behind it has no offset here", path.display())]
+    NotInside {
+        /// The file.
+        path: PathBuf,
+        /// The whole path asked for.
+        asked: String,
+        /// The member that ends the walk.
+        member: String,
+        /// What it is.
+        what: String,
+    },
+
+    /// Several types of one name, and they disagree.
+    #[error("{}: `{asked}` is ambiguous: {candidates}", path.display())]
+    Ambiguous {
+        /// The file.
+        path: PathBuf,
+        /// What was asked for.
+        asked: String,
+        /// What the candidates say.
+        candidates: String,
+    },
+
+    /// The enumeration has no such enumerator.
+    #[error("{}: `enum {enumeration}` has no `{enumerator}`{}", path.display(), hint(similar))]
+    NoEnumerator {
+        /// The file.
+        path: PathBuf,
+        /// The enumeration.
+        enumeration: String,
+        /// The enumerator.
+        enumerator: String,
+        /// Enumerators with a similar name.
+        similar: Vec<String>,
+    },
+
+    /// A separate debug file belongs to another build.
+    #[error("{}: belongs to the build {theirs}, but {} is the build {ours}; give the debug file of this very build", debug_file.display(), path.display())]
+    OtherBuild {
+        /// The debug file.
+        debug_file: PathBuf,
+        /// The binary.
+        path: PathBuf,
+        /// Build-id of the debug file.
+        theirs: String,
+        /// Build-id of the binary.
+        ours: String,
+    },
+
+    /// A layout file belongs to another build.
+    #[error("{}: made from the build {theirs}, but {} is the build {ours}; make it anew from the debug build of this very binary with `fabscope probe --save-layout`", layout.display(), path.display())]
+    OtherLayout {
+        /// The layout file.
+        layout: PathBuf,
+        /// The binary.
+        path: PathBuf,
+        /// Build-id in the layout file.
+        theirs: String,
+        /// Build-id of the binary.
+        ours: String,
+    },
+
+    /// A layout file cannot be used at all.
+    #[error("{}: not a usable layout file: {what}", path.display())]
+    Layout {
+        /// The layout file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+
+    /// No file of the process holds SPDK.
+    #[error(
+        "{name}: no SPDK in it: none of its {files} mapped files has an SPDK version, SPDK probes or SPDK functions; give the process or path of an SPDK application"
+    )]
+    NotSpdk {
+        /// The process or file.
+        name: String,
+        /// How many files were looked at.
+        files: usize,
+    },
+}
+
+/// The end of a message that lists names near the one asked for.
+fn hint(similar: &[String]) -> String {
+    if similar.is_empty() {
+        return String::new();
+    }
+    let names: Vec<String> = similar.iter().map(|name| format!("`{name}`")).collect();
+    format!("; similar: {}", names.join(", "))
+}

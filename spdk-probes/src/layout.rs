@@ -1,0 +1,176 @@
+//! The layout file: what a debug build says of functions and structures, kept for the stripped build
+//! that has the same build-id. Written by `fabscope probe --save-layout`.
+//!
+//! It holds no instructions: where a probe goes is decided on the stripped file's own code.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::functions;
+use crate::resolve::{Binary, Function, Member, hex};
+
+/// The format's name; another number means that older readers cannot read it.
+const FORMAT: &str = "fabscope-layout/1";
+
+/// More than this no layout file has.
+const LARGEST_FILE: u64 = 16 << 20;
+
+/// What is known of one build.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    format: String,
+    /// In hexadecimal.
+    build_id: String,
+    /// The version that the program states, for people.
+    version: Option<String>,
+    functions: BTreeMap<String, Function>,
+    /// Where functions were inlined; a function that is not in here was not asked for.
+    inlined: BTreeMap<String, Vec<u64>>,
+    members: BTreeMap<String, Member>,
+    sizes: BTreeMap<String, u64>,
+    enumerators: BTreeMap<String, BTreeMap<String, i64>>,
+    /// The file that messages name.
+    #[serde(skip)]
+    path: std::path::PathBuf,
+}
+
+impl Layout {
+    /// Gathers everything that the table of hooks wants and the binary has.
+    pub(crate) fn of(binary: &Binary) -> Result<Layout, Error> {
+        let build_id = binary.build_id_text().ok_or_else(|| Error::Layout {
+            path: binary.path().to_owned(),
+            what: "the binary has no build-id, by which a layout file is matched: link with -Wl,--build-id"
+                .to_owned(),
+        })?;
+        let mut layout = Layout {
+            format: FORMAT.to_owned(),
+            build_id,
+            version: binary.version().map(|version| version.text),
+            functions: BTreeMap::new(),
+            inlined: BTreeMap::new(),
+            members: BTreeMap::new(),
+            sizes: BTreeMap::new(),
+            enumerators: BTreeMap::new(),
+            path: Path::new("(made now)").to_owned(),
+        };
+        for name in functions::all_functions() {
+            if let Ok(function) = binary.resolve_function(name) {
+                layout.functions.insert(name.to_owned(), function);
+            }
+            if let Ok(places) = binary.inlined_copies(name) {
+                layout.inlined.insert(name.to_owned(), places);
+            }
+        }
+        for path in functions::all_members() {
+            if let Ok(member) = binary.offset(path) {
+                layout.members.insert(path.to_owned(), member);
+            }
+        }
+        for name in functions::SIZES {
+            if let Ok(size) = binary.size_of(name) {
+                layout.sizes.insert((*name).to_owned(), size);
+            }
+        }
+        for (enumeration, enumerator) in functions::ENUMERATORS {
+            if let Ok(value) = binary.enumerator(enumeration, enumerator) {
+                layout
+                    .enumerators
+                    .entry((*enumeration).to_owned())
+                    .or_default()
+                    .insert((*enumerator).to_owned(), value);
+            }
+        }
+        if layout.functions.is_empty() && layout.members.is_empty() {
+            return Err(Error::NotSpdk { name: binary.path().display().to_string(), files: 1 });
+        }
+        Ok(layout)
+    }
+
+    /// Reads a layout file.
+    pub fn load(path: &Path) -> Result<Layout, Error> {
+        let read = |source| Error::Read { path: path.to_owned(), source };
+        let unusable = |what: String| Error::Layout { path: path.to_owned(), what };
+        let metadata = std::fs::metadata(path).map_err(read)?;
+        if !metadata.is_file() {
+            return Err(unusable("not a file".to_owned()));
+        }
+        if metadata.len() > LARGEST_FILE {
+            return Err(unusable(format!("{} bytes are too many for one", metadata.len())));
+        }
+        let text = std::fs::read(path).map_err(read)?;
+        let mut layout = Self::parse(&text).map_err(unusable)?;
+        path.clone_into(&mut layout.path);
+        Ok(layout)
+    }
+
+    /// Reads a layout file's contents; the error says what is wrong with them.
+    fn parse(text: &[u8]) -> Result<Layout, String> {
+        #[derive(Deserialize)]
+        struct Head {
+            format: String,
+        }
+        let head: Head =
+            serde_json::from_slice(text).map_err(|error| format!("it does not say its format ({error})"))?;
+        if head.format != FORMAT {
+            return Err(format!("its format is {:?}, this fabscope reads {FORMAT:?}", head.format));
+        }
+        serde_json::from_slice(text).map_err(|error| error.to_string())
+    }
+
+    /// Writes the layout file: aside first, then renamed, so that it is whole or not there.
+    pub fn save(&self, path: &Path) -> Result<(), Error> {
+        let failed = |source| Error::Read { path: path.to_owned(), source };
+        let text = serde_json::to_string_pretty(self)
+            .map_err(|error| Error::Layout { path: path.to_owned(), what: error.to_string() })?;
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(format!(".{}.tmp", std::process::id()));
+        let aside = Path::new(&aside);
+        std::fs::write(aside, text + "\n").and_then(|()| std::fs::rename(aside, path)).map_err(|error| {
+            // Best effort: the write's own error is what matters.
+            let _ = std::fs::remove_file(aside);
+            failed(error)
+        })
+    }
+
+    /// The build it belongs to, in hexadecimal.
+    pub fn build_id(&self) -> &str {
+        &self.build_id
+    }
+
+    /// Says no to a binary of another build.
+    pub(crate) fn check(&self, path: &Path, build_id: Option<&[u8]>) -> Result<(), Error> {
+        let ours = build_id.map_or_else(|| "without a build-id".to_owned(), hex);
+        if ours == self.build_id {
+            return Ok(());
+        }
+        Err(Error::OtherLayout {
+            layout: self.path.clone(),
+            path: path.to_owned(),
+            theirs: self.build_id.clone(),
+            ours,
+        })
+    }
+
+    pub(crate) fn function(&self, name: &str) -> Option<&Function> {
+        self.functions.get(name)
+    }
+
+    pub(crate) fn inlined(&self, name: &str) -> Option<&[u64]> {
+        self.inlined.get(name).map(Vec::as_slice)
+    }
+
+    pub(crate) fn member(&self, path: &str) -> Option<&Member> {
+        self.members.get(path)
+    }
+
+    pub(crate) fn size(&self, structure: &str) -> Option<u64> {
+        self.sizes.get(structure).copied()
+    }
+
+    pub(crate) fn enumerator(&self, enumeration: &str, enumerator: &str) -> Option<i64> {
+        self.enumerators.get(enumeration)?.get(enumerator).copied()
+    }
+}

@@ -1,0 +1,527 @@
+//! Where in a function a uprobe costs least: decodes the function's first instructions and finds one
+//! that the kernel emulates instead of single-stepping.
+//!
+//! Works on bytes alone; it knows no files, no symbols, and attaches nothing.
+//!
+//! What Linux emulates at an x86-64 uprobe (arch/x86/kernel/uprobes.c): `push` of a register, `jmp`,
+//! `call rel32`, conditional jumps, the one-byte nop with any prefix, and since 6.18 the other nops;
+//! there a five-byte nop is turned into a call, which is cheaper still. `endbr64`, `push` of memory or
+//! a constant, and every other instruction is copied aside and single-stepped: two traps instead of one.
+//!
+//! A site stands for "this function was called", so it must be passed exactly once a call: it lies on
+//! the straight line from the entry, in front of or on the first branch, and no branch of the function
+//! leads back to it. Jumps through tables are not followed; compilers place their targets behind the
+//! jump, so none of them can reach the straight line again without a direct branch.
+
+use iced_x86::{
+    Decoder, DecoderOptions, FlowControl, Formatter, Instruction, InstructionInfoFactory, Mnemonic,
+    NasmFormatter, OpAccess, OpKind, Register,
+};
+use serde::{Deserialize, Serialize};
+
+/// How far from the entry a site may be, in bytes. Further in, the function has begun its work.
+const WINDOW: u64 = 128;
+
+/// A general-purpose register of x86-64, or the instruction pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum Reg {
+    Rax,
+    Rbx,
+    Rcx,
+    Rdx,
+    Rsi,
+    Rdi,
+    Rbp,
+    Rsp,
+    R8,
+    R9,
+    R10,
+    R11,
+    R12,
+    R13,
+    R14,
+    R15,
+    Rip,
+}
+
+impl Reg {
+    /// The registers of a function's first six integer arguments (System V ABI, section 3.2.3).
+    pub const ARGUMENTS: [Reg; 6] = [Reg::Rdi, Reg::Rsi, Reg::Rdx, Reg::Rcx, Reg::R8, Reg::R9];
+
+    /// Every register, in DWARF's numbering (System V ABI, figure 3.36); 16 is the return address.
+    const DWARF: [Reg; 17] = [
+        Reg::Rax,
+        Reg::Rdx,
+        Reg::Rcx,
+        Reg::Rbx,
+        Reg::Rsi,
+        Reg::Rdi,
+        Reg::Rbp,
+        Reg::Rsp,
+        Reg::R8,
+        Reg::R9,
+        Reg::R10,
+        Reg::R11,
+        Reg::R12,
+        Reg::R13,
+        Reg::R14,
+        Reg::R15,
+        Reg::Rip,
+    ];
+
+    /// The register that DWARF gives this number, or none.
+    pub fn from_dwarf(number: u16) -> Option<Reg> {
+        Self::DWARF.get(usize::from(number)).copied()
+    }
+
+    /// The name of the whole register, as in assembly: `rdi`, `r8`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Reg::Rax => "rax",
+            Reg::Rbx => "rbx",
+            Reg::Rcx => "rcx",
+            Reg::Rdx => "rdx",
+            Reg::Rsi => "rsi",
+            Reg::Rdi => "rdi",
+            Reg::Rbp => "rbp",
+            Reg::Rsp => "rsp",
+            Reg::R8 => "r8",
+            Reg::R9 => "r9",
+            Reg::R10 => "r10",
+            Reg::R11 => "r11",
+            Reg::R12 => "r12",
+            Reg::R13 => "r13",
+            Reg::R14 => "r14",
+            Reg::R15 => "r15",
+            Reg::Rip => "rip",
+        }
+    }
+
+    fn from_iced(register: Register) -> Option<Reg> {
+        Some(match register.full_register() {
+            Register::RAX => Reg::Rax,
+            Register::RBX => Reg::Rbx,
+            Register::RCX => Reg::Rcx,
+            Register::RDX => Reg::Rdx,
+            Register::RSI => Reg::Rsi,
+            Register::RDI => Reg::Rdi,
+            Register::RBP => Reg::Rbp,
+            Register::RSP => Reg::Rsp,
+            Register::R8 => Reg::R8,
+            Register::R9 => Reg::R9,
+            Register::R10 => Reg::R10,
+            Register::R11 => Reg::R11,
+            Register::R12 => Reg::R12,
+            Register::R13 => Reg::R13,
+            Register::R14 => Reg::R14,
+            Register::R15 => Reg::R15,
+            _ => return None,
+        })
+    }
+}
+
+impl std::fmt::Display for Reg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What a uprobe at an instruction costs, cheapest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    /// A five-byte nop that the kernel replaces by a call (Linux 6.18 and later).
+    Nop5,
+    /// The kernel carries the instruction out itself: one trap.
+    Emulated,
+    /// The kernel steps over a copy of the instruction: two traps.
+    SingleStep,
+}
+
+impl Class {
+    /// What one hit costs the probed thread, in nanoseconds: measured on Linux 6.18 in a virtual
+    /// machine on an idle 2.1 GHz core. Other machines differ; the ratios hold.
+    pub fn estimated_ns(self) -> u32 {
+        match self {
+            Class::Nop5 => 280,
+            Class::Emulated => 510,
+            Class::SingleStep => 4700,
+        }
+    }
+}
+
+impl std::fmt::Display for Class {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Class::Nop5 => "five-byte nop",
+            Class::Emulated => "emulated",
+            Class::SingleStep => "single-stepped",
+        })
+    }
+}
+
+/// What a kernel does at uprobes beyond what every kernel does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Emulation {
+    /// Nops of several bytes (`0f 1f ...`) are emulated, and those of five bytes optimised.
+    pub long_nops: bool,
+}
+
+impl Emulation {
+    /// Of a kernel by its version.
+    pub fn of_kernel(major: u32, minor: u32) -> Emulation {
+        Emulation { long_nops: (major, minor) >= (6, 18) }
+    }
+
+    /// Of the running kernel. Where its version cannot be told, what every kernel does.
+    pub fn of_this_kernel() -> Emulation {
+        let release = nix::sys::utsname::uname()
+            .map(|name| name.release().to_string_lossy().into_owned())
+            .unwrap_or_default();
+        let mut numbers =
+            release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+        let (major, minor) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        Self::of_kernel(major, minor)
+    }
+
+    /// The class of one instruction.
+    fn class(self, instruction: &Instruction, bytes: &[u8]) -> Class {
+        match instruction.mnemonic() {
+            // Not with a prefix other than REX.B: the kernel refuses to emulate `66 push`.
+            Mnemonic::Push
+                if instruction.op0_kind() == OpKind::Register
+                    && matches!(bytes, [0x50..=0x57] | [0x41, 0x50..=0x57]) =>
+            {
+                Class::Emulated
+            }
+            Mnemonic::Nop => match bytes {
+                // Any prefixes in front of 0x90; a REX prefix would make it an exchange.
+                [prefixes @ .., 0x90] if prefixes.iter().all(|b| is_legacy_prefix(*b)) => Class::Emulated,
+                [0x0f, 0x1f, 0x44, 0x00, 0x00] if self.long_nops => Class::Nop5,
+                _ if self.long_nops && is_kernel_nop(bytes) => Class::Emulated,
+                _ => Class::SingleStep,
+            },
+            // The kernel rejects branches with an operand-size prefix.
+            _ if bytes.contains(&0x66) && has_operand_size_prefix(bytes) => Class::SingleStep,
+            Mnemonic::Jmp | Mnemonic::Call
+                if instruction.is_jmp_short_or_near() || instruction.is_call_near() =>
+            {
+                Class::Emulated
+            }
+            _ if instruction.is_jcc_short_or_near() => Class::Emulated,
+            _ => Class::SingleStep,
+        }
+    }
+}
+
+fn is_legacy_prefix(byte: u8) -> bool {
+    matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65 | 0x66 | 0x67 | 0xf0 | 0xf2 | 0xf3)
+}
+
+fn has_operand_size_prefix(bytes: &[u8]) -> bool {
+    bytes.iter().take_while(|byte| is_legacy_prefix(**byte)).any(|byte| *byte == 0x66)
+}
+
+/// The kernel compares with its own nops (arch/x86/include/asm/nops.h), not with the instruction.
+fn is_kernel_nop(bytes: &[u8]) -> bool {
+    const NOP8: [u8; 8] = [0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00];
+    match bytes {
+        [0x0f, 0x1f, 0x00]
+        | [0x0f, 0x1f, 0x40, 0x00]
+        | [0x0f, 0x1f, 0x44, 0x00, 0x00]
+        | [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00]
+        | [0x0f, 0x1f, 0x80, 0x00, 0x00, 0x00, 0x00] => true,
+        [] => false,
+        _ => {
+            let prefixes = bytes.len().saturating_sub(NOP8.len());
+            let (prefixes, nop) = bytes.split_at(prefixes);
+            nop == NOP8 && matches!(prefixes, [] | [0x66] | [0x66, 0x2e] | [0x66, 0x66, 0x2e])
+        }
+    }
+}
+
+/// A piece of machine code and where it belongs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Code<'a> {
+    /// Address of the first byte, as the file's symbols count.
+    pub(crate) vaddr: u64,
+    /// The bytes.
+    pub(crate) bytes: &'a [u8],
+}
+
+impl Code<'_> {
+    fn contains(&self, vaddr: u64) -> bool {
+        vaddr.checked_sub(self.vaddr).is_some_and(|offset| offset < self.bytes.len() as u64)
+    }
+
+    fn decoder(&self) -> Decoder<'_> {
+        Decoder::with_ip(64, self.bytes, self.vaddr, DecoderOptions::NONE)
+    }
+
+    fn slice(&self, instruction: &Instruction) -> &[u8] {
+        let start = instruction.ip().wrapping_sub(self.vaddr) as usize;
+        self.bytes.get(start..start.saturating_add(instruction.len())).unwrap_or_default()
+    }
+}
+
+/// An instruction chosen for a probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Spot {
+    /// Address of the instruction.
+    pub(crate) vaddr: u64,
+    /// The instruction: `push r15`; of a branch the mnemonic alone.
+    pub(crate) instruction: String,
+    /// What a probe there costs.
+    pub(crate) class: Class,
+    /// Why this one.
+    pub(crate) why: String,
+}
+
+/// The cheapest instruction that every call of the function passes once, with the `live` registers
+/// as the caller left them. `cold` are the function's parts elsewhere: their branches count too.
+///
+/// None where the function's bytes are no instructions.
+pub(crate) fn best_spot(
+    function: Code<'_>,
+    cold: &[Code<'_>],
+    live: &[Reg],
+    emulation: Emulation,
+) -> Option<Spot> {
+    let entry = function.vaddr;
+    let first_target_behind = |from: u64| -> u64 {
+        // The lowest address behind the entry that some branch leads to.
+        std::iter::once(&function)
+            .chain(cold)
+            .flat_map(|code| branch_targets(*code))
+            .filter(|target| *target > from && function.contains(*target))
+            .min()
+            .unwrap_or(u64::MAX)
+    };
+
+    let mut decoder = function.decoder();
+    let mut info = InstructionInfoFactory::new();
+    let mut start = None;
+    let mut first: Option<Spot> = None;
+    let mut best: Option<Spot> = None;
+    let mut limit = u64::MAX;
+    let mut instruction = Instruction::default();
+    let mut end = "the function ends";
+    while decoder.can_decode() {
+        decoder.decode_out(&mut instruction);
+        if instruction.is_invalid() {
+            end = "the bytes are no instructions";
+            break;
+        }
+        let vaddr = instruction.ip();
+        if vaddr == entry && instruction.mnemonic() == Mnemonic::Endbr64 {
+            continue;
+        }
+        if start.is_none() {
+            start = Some(vaddr);
+            limit = first_target_behind(entry);
+        }
+        if vaddr - entry >= WINDOW {
+            end = "the function is under way";
+            break;
+        }
+        if vaddr >= limit {
+            end = "a loop begins";
+            break;
+        }
+        let class = emulation.class(&instruction, function.slice(&instruction));
+        let better = best.as_ref().is_none_or(|best| class < best.class);
+        if better {
+            let spot = Spot { vaddr, instruction: text(&instruction), class, why: String::new() };
+            if first.is_none() {
+                first = Some(spot.clone());
+            }
+            best = Some(spot);
+        }
+        if best.as_ref().is_some_and(|best| best.class == Class::Nop5)
+            || instruction.flow_control() != FlowControl::Next
+        {
+            end = "the first branch comes";
+            break;
+        }
+        if let Some(register) = overwritten(&mut info, &instruction, live) {
+            end = match register {
+                Reg::Rdi => "rdi is overwritten",
+                Reg::Rsi => "rsi is overwritten",
+                Reg::Rdx => "rdx is overwritten",
+                Reg::Rcx => "rcx is overwritten",
+                Reg::R8 => "r8 is overwritten",
+                Reg::R9 => "r9 is overwritten",
+                _ => "an argument is overwritten",
+            };
+            break;
+        }
+    }
+    // An endbr64 alone still is an instruction of the function, dear as it is.
+    let mut spot = match best {
+        Some(spot) => spot,
+        None => {
+            let mut decoder = function.decoder();
+            let instruction = decoder.decode();
+            if instruction.is_invalid() {
+                return None;
+            }
+            Spot {
+                vaddr: entry,
+                instruction: text(&instruction),
+                class: emulation.class(&instruction, function.slice(&instruction)),
+                why: String::new(),
+            }
+        }
+    };
+    let start = start.unwrap_or(entry);
+    let behind = if start > entry { " behind endbr64" } else { "" };
+    spot.why = match (spot.class, spot.vaddr == start) {
+        (Class::SingleStep, _) => {
+            format!("entry{behind}: nothing that the kernel emulates before {end}")
+        }
+        (_, true) => format!("entry{behind}"),
+        (class, false) => format!(
+            "first {class} instruction: the one at the entry{behind}, `{}`, would be single-stepped",
+            first.map_or_else(String::new, |first| first.instruction)
+        ),
+    };
+    Some(spot)
+}
+
+/// The live register that the instruction changes, if any.
+fn overwritten(info: &mut InstructionInfoFactory, instruction: &Instruction, live: &[Reg]) -> Option<Reg> {
+    info.info(instruction)
+        .used_registers()
+        .iter()
+        .filter(|used| {
+            matches!(
+                used.access(),
+                OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite
+            )
+        })
+        .filter_map(|used| Reg::from_iced(used.register()))
+        .find(|register| live.contains(register))
+}
+
+/// Targets of all direct branches in the code, calls left out: a call comes back by itself.
+fn branch_targets(code: Code<'_>) -> Vec<u64> {
+    let mut targets = Vec::new();
+    let mut decoder = code.decoder();
+    let mut instruction = Instruction::default();
+    while decoder.can_decode() {
+        decoder.decode_out(&mut instruction);
+        if !instruction.is_invalid()
+            && matches!(
+                instruction.flow_control(),
+                FlowControl::UnconditionalBranch
+                    | FlowControl::ConditionalBranch
+                    | FlowControl::XbeginXabortXend
+            )
+            && is_near_branch(&instruction)
+        {
+            targets.push(instruction.near_branch_target());
+        }
+    }
+    targets
+}
+
+fn is_near_branch(instruction: &Instruction) -> bool {
+    matches!(instruction.op0_kind(), OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64)
+}
+
+/// A call, or a jump that ends the function by calling another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CallSite {
+    /// Address of the instruction.
+    pub(crate) vaddr: u64,
+    /// `call` or `jmp`.
+    pub(crate) instruction: String,
+    /// What a probe there costs.
+    pub(crate) class: Class,
+    /// Where it goes.
+    pub(crate) to: Destination,
+}
+
+/// Where a call goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Destination {
+    /// To this address.
+    Code(u64),
+    /// To the address that is stored at this one.
+    Slot(u64),
+}
+
+/// Every direct call out of a piece of code, and every one through a fixed memory slot.
+///
+/// `emulation` tells what a probe on it costs.
+pub(crate) fn calls(code: Code<'_>, emulation: Emulation) -> Vec<CallSite> {
+    let mut calls = Vec::new();
+    let mut decoder = code.decoder();
+    let mut instruction = Instruction::default();
+    while decoder.can_decode() {
+        decoder.decode_out(&mut instruction);
+        if instruction.is_invalid() {
+            continue;
+        }
+        let to = match instruction.flow_control() {
+            FlowControl::Call | FlowControl::UnconditionalBranch if is_near_branch(&instruction) => {
+                Destination::Code(instruction.near_branch_target())
+            }
+            FlowControl::IndirectCall | FlowControl::IndirectBranch
+                if instruction.is_ip_rel_memory_operand() =>
+            {
+                Destination::Slot(instruction.ip_rel_memory_address())
+            }
+            _ => continue,
+        };
+        // A jump inside the function is no call.
+        if instruction.flow_control() == FlowControl::UnconditionalBranch
+            && matches!(to, Destination::Code(target) if code.contains(target))
+        {
+            continue;
+        }
+        calls.push(CallSite {
+            vaddr: instruction.ip(),
+            instruction: text(&instruction),
+            class: emulation.class(&instruction, code.slice(&instruction)),
+            to,
+        });
+    }
+    calls
+}
+
+/// The slot that a stub of the procedure linkage table jumps through: `jmp *slot(%rip)`, with or
+/// without an `endbr64` or a `bnd` in front.
+pub(crate) fn stub_slot(stub: Code<'_>) -> Option<u64> {
+    let mut decoder = stub.decoder();
+    for _ in 0..2 {
+        let instruction = decoder.decode();
+        if instruction.is_invalid() {
+            return None;
+        }
+        if instruction.mnemonic() == Mnemonic::Endbr64 {
+            continue;
+        }
+        return (instruction.flow_control() == FlowControl::IndirectBranch
+            && instruction.is_ip_rel_memory_operand())
+        .then(|| instruction.ip_rel_memory_address());
+    }
+    None
+}
+
+/// One instruction as text; of a branch the mnemonic, since a bare target says nothing.
+fn text(instruction: &Instruction) -> String {
+    let mut formatter = NasmFormatter::new();
+    let mut text = String::new();
+    if instruction.op_count() > 0 && is_near_branch(instruction) {
+        formatter.format_mnemonic(instruction, &mut text);
+    } else {
+        let options = formatter.options_mut();
+        options.set_hex_prefix("0x");
+        options.set_hex_suffix("");
+        formatter.format(instruction, &mut text);
+    }
+    text
+}
