@@ -71,7 +71,9 @@ devices() {
 show_devices() {
     devices "$1" | while read -r device; do
         sectors=$(cat "/sys/class/block/${device#/dev/}/size")
-        say "  $device  $((sectors / 2048)) MiB"
+        # Without native multipath the device's number need not be the namespace's.
+        nsid=$(cat "/sys/class/block/${device#/dev/}/nsid" 2>/dev/null || echo '?')
+        say "  $device  nsid $nsid, $((sectors / 2048)) MiB"
     done
 }
 
