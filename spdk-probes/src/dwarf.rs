@@ -51,7 +51,7 @@ pub(crate) struct Found {
     /// Every different complete definition of a structure's name.
     pub(crate) structures: HashMap<String, Vec<Arc<Structure>>>,
     /// Every different complete definition of an enumeration's name.
-    pub(crate) enumerations: HashMap<String, Vec<Arc<Vec<(String, i64)>>>>,
+    pub(crate) enumerations: HashMap<String, Vec<Enumerators>>,
     pub(crate) functions: HashMap<String, FunctionFacts>,
     /// Names that were seen declared, but not defined.
     pub(crate) declared: HashSet<String>,
@@ -62,6 +62,9 @@ pub(crate) struct Found {
     /// Units read.
     pub(crate) units: usize,
 }
+
+/// Names and values, in the order of the source.
+pub(crate) type Enumerators = Arc<Vec<(String, i64)>>;
 
 /// A structure or union.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,11 +91,12 @@ pub(crate) struct Member {
 }
 
 /// What a member is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Kind {
     Structure(Arc<Structure>),
     Pointer,
     Array,
+    #[default]
     Other,
 }
 
@@ -189,6 +193,8 @@ pub(crate) fn scan(
     }))
 }
 
+// The sections' type is fixed where they are kept.
+#[allow(clippy::ptr_arg)]
 fn borrow<'a>(section: &'a Cow<'_, [u8]>) -> Slice<'a> {
     EndianSlice::new(section, LittleEndian)
 }
@@ -1099,12 +1105,6 @@ struct TypeFacts {
     size: u64,
     name: String,
     kind: Kind,
-}
-
-impl Default for Kind {
-    fn default() -> Self {
-        Kind::Other
-    }
 }
 
 /// FNV-1a over the parts, each with its length so that they cannot run into each other.

@@ -209,7 +209,10 @@ pub const HOST: &[Hook] = &[
     },
     Hook {
         purpose: Purpose::Boundary(Boundary::HSent),
-        rungs: &[rung(&[with_pdu(PDU_CAPSULE_CMD, "nvme_tcp_qpair_write_pdu")])],
+        rungs: &[Rung {
+            probes: &[with_pdu(PDU_CAPSULE_CMD, "nvme_tcp_qpair_write_pdu")],
+            note: "when the capsule is queued on the socket; it leaves with the next flush",
+        }],
     },
     Hook {
         purpose: Purpose::Boundary(Boundary::HR2t),
@@ -223,7 +226,10 @@ pub const HOST: &[Hook] = &[
     },
     Hook {
         purpose: Purpose::Boundary(Boundary::HDataSent),
-        rungs: &[rung(&[with_pdu(PDU_H2C_DATA, "nvme_tcp_qpair_write_pdu")])],
+        rungs: &[Rung {
+            probes: &[with_pdu(PDU_H2C_DATA, "nvme_tcp_qpair_write_pdu")],
+            note: "when the data is queued on the socket; it leaves with the next flush",
+        }],
     },
     Hook {
         purpose: Purpose::Boundary(Boundary::HRecv),
@@ -249,9 +255,18 @@ pub const HOST: &[Hook] = &[
         purpose: Purpose::Boundary(Boundary::HEnd),
         rungs: &[
             rung(&[
-                probe("bdev_nvme_readv_done", &[(Reg::Rdi, "bio"), (Reg::Rsi, "cpl")]),
-                probe("bdev_nvme_writev_done", &[(Reg::Rdi, "bio"), (Reg::Rsi, "cpl")]),
+                probe("bdev_nvme_readv_done", &[(Reg::Rdi, "bio")]),
+                probe("bdev_nvme_writev_done", &[(Reg::Rdi, "bio")]),
+                probe("bdev_nvme_comparev_done", &[(Reg::Rdi, "bio")]),
+                probe("bdev_nvme_queued_done", &[(Reg::Rdi, "bio")]),
             ]),
+            Rung {
+                probes: &[
+                    probe("bdev_nvme_readv_done", &[(Reg::Rdi, "bio")]),
+                    probe("bdev_nvme_writev_done", &[(Reg::Rdi, "bio")]),
+                ],
+                note: "of reads and writes only",
+            },
             rung(&[Probe { source: Some("perf.c"), ..probe("io_complete", &[(Reg::Rdi, "cb_arg")]) }]),
         ],
     },

@@ -8,12 +8,13 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use run_format::Side;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::dwarf::{self, Argument, Found, Kind, Structure, Wanted};
 use crate::elf::{Elf, Symbol};
-use crate::functions;
+use crate::functions::{self, At, Hook, Probe, Purpose, Rung};
 use crate::layout::Layout;
 use crate::place::{self, CallSite, Class, Code, Destination, Emulation, Reg};
 use crate::usdt::{self, UsdtSite};
@@ -112,6 +113,39 @@ pub enum Product {
     Spdk,
     /// The stand-in that demonstrations and tests run.
     StandIn,
+}
+
+/// How each purpose of a side is served by a program.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The side.
+    pub side: Side,
+    /// One for each hook of the table, in its order.
+    pub hooks: Vec<PlannedHook>,
+}
+
+/// How one purpose is served.
+#[derive(Clone, Debug)]
+pub struct PlannedHook {
+    /// What for.
+    pub purpose: Purpose,
+    /// The way chosen; none where no way is open.
+    pub rung: Option<&'static Rung>,
+    /// The chosen way's probes, with their places.
+    pub probes: Vec<PlannedProbe>,
+    /// What speaks against each better way, and what the chosen one does not see.
+    pub notes: Vec<String>,
+}
+
+/// Where one probe goes.
+#[derive(Clone, Debug)]
+pub struct PlannedProbe {
+    /// The probe.
+    pub probe: &'static Probe,
+    /// Its places, never empty. All of them are needed: one for each copy of the function.
+    pub sites: Vec<Site>,
+    /// At how many places the function was inlined, where this probe does not see it.
+    pub inlined: usize,
 }
 
 /// A program or shared library, with its debug file where that is separate.
@@ -873,6 +907,66 @@ impl BinarySet {
         Ok(places)
     }
 
+    /// Where a probe of the table goes; see [`Binary::place`] and [`Binary::call_sites`].
+    pub fn sites(&self, probe: &Probe) -> Result<Vec<Site>, Error> {
+        let mut function = self.resolve_function(probe.function)?;
+        if let Some(source) = probe.source {
+            // Where the symbol table does not tell, the name has to do.
+            function.copies.retain(|copy| copy.source.as_deref().is_none_or(|found| found == source));
+            if function.copies.is_empty() {
+                return Err(Error::NoFunction {
+                    path: PathBuf::from(&self.name),
+                    name: format!("{}:{}", source, probe.function),
+                    similar: Vec::new(),
+                });
+            }
+        }
+        match probe.at {
+            At::Entry => self.place(&function, &probe.live()),
+            At::CallsOf(callee) => self.call_sites(&function, callee),
+        }
+    }
+
+    /// For each purpose of a side, the best way that is open. A way whose functions the compiler inlined
+    /// elsewhere, so that it does not see every command, comes after those that are whole.
+    pub fn plan(&self, side: Side) -> Plan {
+        let hooks = functions::hooks(side).iter().map(|hook| self.plan_hook(hook)).collect();
+        Plan { side, hooks }
+    }
+
+    fn plan_hook(&self, hook: &Hook) -> PlannedHook {
+        let mut notes = Vec::new();
+        let mut second: Option<(&'static Rung, Vec<PlannedProbe>)> = None;
+        for rung in hook.rungs {
+            let probes: Result<Vec<PlannedProbe>, Error> = rung
+                .probes
+                .iter()
+                .map(|probe| {
+                    let sites = self.sites(probe)?;
+                    let inlined = match probe.at {
+                        At::Entry => self.inlined_copies(probe.function).map_or(0, |places| places.len()),
+                        At::CallsOf(_) => 0,
+                    };
+                    Ok(PlannedProbe { probe, sites, inlined })
+                })
+                .collect();
+            match probes {
+                Err(error) => notes.push(error.to_string()),
+                Ok(probes) if probes.iter().all(PlannedProbe::is_whole) => {
+                    return PlannedHook { purpose: hook.purpose, rung: Some(rung), probes, notes };
+                }
+                Ok(probes) => {
+                    for probe in probes.iter().filter(|probe| !probe.is_whole()) {
+                        notes.push(probe.gap());
+                    }
+                    second = second.or(Some((rung, probes)));
+                }
+            }
+        }
+        let (rung, probes) = second.map_or((None, Vec::new()), |(rung, probes)| (Some(rung), probes));
+        PlannedHook { purpose: hook.purpose, rung, probes, notes }
+    }
+
     /// Where a member is; see [`Binary::offset`]. Files that know it must agree.
     pub fn offset(&self, path: &str) -> Result<Member, Error> {
         self.agreed(path, |binary| binary.offset(path))
@@ -932,6 +1026,33 @@ impl BinarySet {
 
     fn not_spdk(&self) -> Error {
         Error::NotSpdk { name: self.name.clone(), files: self.binaries.len() }
+    }
+}
+
+impl PlannedProbe {
+    /// Whether the probe sees every call of the function.
+    fn is_whole(&self) -> bool {
+        self.inlined == 0
+            && !self
+                .sites
+                .iter()
+                .any(|site| self.probe.at == At::Entry && site.symbol.split('.').any(|part| part == "part"))
+    }
+
+    /// What it does not see, in words.
+    fn gap(&self) -> String {
+        if self.inlined > 0 {
+            format!(
+                "`{}` was also inlined at {} places, where a probe does not see it",
+                self.probe.function, self.inlined
+            )
+        } else {
+            format!(
+                "the beginning of `{}` was inlined into its callers: a probe sees only calls that did not \
+                 return at once",
+                self.probe.function
+            )
+        }
     }
 }
 
