@@ -204,13 +204,7 @@ impl Elf {
                     .zip(end)
                     .and_then(|(start, end)| self.data.get(start..end))
                     .ok_or_else(|| malformed("compressed data beyond the file".to_owned()))?;
-                if expected > LARGEST_SECTION {
-                    return Err(malformed(format!("says that it decompresses to {expected} bytes")));
-                }
-                Err(malformed(format!(
-                    "compressed ({} bytes); decompress the file with `objcopy --decompress-debug-sections`",
-                    packed.len()
-                )))
+                inflate(header.ch_type(endian), packed, expected).map(Cow::Owned).map_err(malformed)
             }
         }
     }
@@ -546,6 +540,26 @@ fn check_ident(path: &Path, data: &[u8], kinds: Kinds) -> Result<(), Error> {
 fn os_path(bytes: &[u8]) -> PathBuf {
     use std::os::unix::ffi::OsStrExt;
     PathBuf::from(std::ffi::OsStr::from_bytes(bytes))
+}
+
+/// Decompresses a section of which its header says how long it is.
+fn inflate(kind: elf::CompressionType, packed: &[u8], expected: u64) -> Result<Vec<u8>, String> {
+    if kind != elf::ELFCOMPRESS_ZLIB {
+        return Err("compressed with other than zlib; run `objcopy --decompress-debug-sections` on the file \
+                    or a copy of it"
+            .to_owned());
+    }
+    // More than a thousandfold deflate cannot do: what says so lies, and must not take the memory.
+    if expected > LARGEST_SECTION || expected / 1032 > packed.len() as u64 {
+        return Err(format!("says that its {} bytes decompress to {expected}", packed.len()));
+    }
+    let limit = usize::try_from(expected).map_err(|error| error.to_string())?;
+    let contents = miniz_oxide::inflate::decompress_to_vec_zlib_with_limit(packed, limit)
+        .map_err(|error| format!("does not decompress: {error}"))?;
+    if contents.len() != limit {
+        return Err(format!("decompresses to {} bytes instead of {expected}", contents.len()));
+    }
+    Ok(contents)
 }
 
 /// A C string that is not absurdly long.
