@@ -211,8 +211,11 @@ fn connect_queue(
     kato_ms: u32,
 ) -> Result<u16> {
     let deadline = Instant::now() + TIMEOUT;
-    // SAFETY: the queue pair is live.
-    while unsafe { !(*tqpair).ic_done } {
+    loop {
+        // SAFETY: the queue pair is live.
+        if unsafe { (*tqpair).ic_done } {
+            break;
+        }
         turn(tqpair, deadline).context("waiting for the ICResp")?;
     }
     // SAFETY: the queue pair is live.
