@@ -11,6 +11,7 @@ use std::str::FromStr;
 use anyhow::{Context, Result, anyhow, bail};
 
 use crate::apt::Suite;
+use crate::bzimage;
 use crate::modules::{self, Tree};
 
 /// The environment variable that names the folder for what is fetched.
@@ -66,8 +67,8 @@ impl FromStr for Kernel {
 pub struct Files {
     /// The kernel's own name for itself, as `uname -r` prints it.
     pub release: String,
-    /// The bootable image.
-    pub vmlinuz: PathBuf,
+    /// What QEMU boots.
+    pub image: PathBuf,
     /// The folder of modules, unpacked, with `modules.dep` and `modules.alias`.
     pub modules: PathBuf,
 }
@@ -80,6 +81,9 @@ pub fn cache_folder() -> PathBuf {
         _ => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/testbed"),
     }
 }
+
+/// Where newer kernels keep their image, their modules and the list of what is built in.
+const SPLIT: &[&str] = &["linux-binary-", "linux-modules-", "linux-base-"];
 
 /// The kernel's files, fetched if need be. Several processes may ask at once; one interrupted leaves
 /// nothing that a later one would take for whole.
@@ -115,7 +119,7 @@ pub fn obtain(kernel: Kernel) -> Result<Files> {
 
 /// Says which choice of modules a folder was made with.
 fn stamp() -> String {
-    format!("1 {} / {}", modules::NEEDED.join(" "), modules::WANTED.join(" "))
+    format!("2 {} / {}", modules::NEEDED.join(" "), modules::WANTED.join(" "))
 }
 
 fn whole(folder: &Path) -> Result<Option<Files>> {
@@ -127,7 +131,7 @@ fn whole(folder: &Path) -> Result<Option<Files>> {
     }
     Ok(Some(Files {
         release: fs::read_to_string(folder.join("release"))?,
-        vmlinuz: folder.join("vmlinuz"),
+        image: folder.join("image"),
         modules: folder.join("modules"),
     }))
 }
@@ -151,12 +155,8 @@ fn fetch(kernel: Kernel, work: &Path) -> Result<()> {
     let release = image.trim_start_matches("linux-image-").to_owned();
     // Newer kernels are split over several packages.
     let mut packages = vec![image.clone()];
-    packages.extend(
-        suite
-            .depends(&image)?
-            .into_iter()
-            .filter(|n| n.starts_with("linux-binary-") || n.starts_with("linux-modules-")),
-    );
+    packages
+        .extend(suite.depends(&image)?.into_iter().filter(|n| SPLIT.iter().any(|part| n.starts_with(part))));
     let unpacked = work.join("unpacked");
     for package in suite.download(&packages, &work.join("packages"))? {
         let output = Command::new("dpkg").arg("-x").arg(&package).arg(&unpacked).output()?;
@@ -178,13 +178,15 @@ fn fetch(kernel: Kernel, work: &Path) -> Result<()> {
     let whole = work.join("whole");
     let modules_out = whole.join("modules");
     fs::create_dir_all(&modules_out)?;
-    fs::rename(&vmlinuz, whole.join("vmlinuz"))?;
-    let modules = Tree::scan(&folder_of_modules)?.closure()?;
+    fs::write(whole.join("image"), bzimage::unpack(&vmlinuz)?)?;
+    let tree = Tree::scan(&folder_of_modules)?;
+    let modules = tree.closure()?;
     for (name, module) in &modules {
         fs::write(modules_out.join(format!("{name}.ko")), &module.content)?;
     }
     fs::write(modules_out.join("modules.dep"), modules::dep_file(&modules))?;
     fs::write(modules_out.join("modules.alias"), modules::alias_file(&modules))?;
+    fs::write(modules_out.join("modules.builtin"), tree.builtin_file())?;
     fs::write(whole.join("release"), &release)?;
     fs::write(whole.join("stamp"), stamp())?;
     Ok(())

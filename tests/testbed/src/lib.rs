@@ -8,13 +8,18 @@
 //! and the package registry for the first boot of each kernel.
 
 mod apt;
+mod available;
+mod bzimage;
 mod cpio;
 mod image;
 pub mod kernel;
 mod modules;
+mod nvme;
 mod vm;
 mod wire;
 
+pub use available::{WhyNot, available, why_not};
 pub use kernel::{CACHE_VARIABLE, Kernel};
 pub use nix::sys::signal::Signal;
+pub use nvme::{Controller, NullBlk};
 pub use vm::{Builder, Output, Running, SHORT, Vm};

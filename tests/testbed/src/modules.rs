@@ -93,11 +93,14 @@ impl Tree {
         let list = folder.join("modules.builtin");
         let builtin = match fs::read_to_string(&list) {
             Ok(text) => text.lines().filter_map(|line| module_name(Path::new(line))).collect(),
-            // The split packages keep this file elsewhere.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => BTreeSet::new(),
             Err(error) => return Err(error).with_context(|| list.display().to_string()),
         };
         Ok(Self { files, builtin })
+    }
+
+    /// The text of `modules.builtin`, by which `modprobe` knows that there is nothing to load.
+    pub(crate) fn builtin_file(&self) -> String {
+        self.builtin.iter().map(|name| format!("kernel/{name}.ko\n")).collect()
     }
 
     /// The named modules and all that they depend on.
@@ -107,7 +110,7 @@ impl Tree {
         for name in NEEDED {
             if self.files.contains_key(*name) {
                 open.push((*name).to_owned());
-            } else if !self.builtin.is_empty() && !self.builtin.contains(*name) {
+            } else if !self.builtin.contains(*name) {
                 bail!("the kernel's packages hold no module {name}, and it is not built in");
             }
         }

@@ -159,7 +159,7 @@ impl Builder {
             .args(["-nodefaults", "-no-user-config", "-nographic", "-no-reboot"])
             .args(["-smp", &self.cpus.to_string(), "-m", &memory.to_string()])
             .arg("-kernel")
-            .arg(&files.vmlinuz)
+            .arg(&files.image)
             .arg("-initrd")
             .arg(&initramfs)
             .args(["-append", &options])

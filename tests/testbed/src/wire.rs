@@ -100,3 +100,50 @@ pub(crate) fn read_frame(from: &mut impl Read) -> io::Result<Frame> {
     from.read_exact(&mut payload)?;
     Ok(Frame { kind, id: u32::from_le_bytes([i0, i1, i2, i3]), payload })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_payload_too_large_is_refused() {
+        let mut out = Vec::new();
+        assert!(write_frame(&mut out, Kind::Stdin, 1, &vec![0; MAX_PAYLOAD + 1]).is_err());
+        assert!(out.is_empty());
+        let mut header = [0u8; 9];
+        header[0] = Kind::Stdin as u8;
+        header[5..].copy_from_slice(&(MAX_PAYLOAD as u32 + 1).to_le_bytes());
+        assert_eq!(read_frame(&mut header.as_slice()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    proptest! {
+        #[test]
+        fn frames_come_back_as_they_went(
+            frames in proptest::collection::vec((1u8..8, any::<u32>(), proptest::collection::vec(any::<u8>(), 0..50)), 1..9),
+            cut in 1usize..9,
+        ) {
+            let mut bytes = Vec::new();
+            for (kind, id, payload) in &frames {
+                write_frame(&mut bytes, Kind::from_byte(*kind).unwrap(), *id, payload).unwrap();
+            }
+            let mut from = bytes.as_slice();
+            for (kind, id, payload) in &frames {
+                let frame = read_frame(&mut from).unwrap();
+                prop_assert_eq!((frame.kind as u8, frame.id, &frame.payload), (*kind, *id, payload));
+            }
+            prop_assert_eq!(read_frame(&mut from).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+
+            // Cut short, the last frame is never taken for whole.
+            let mut from = &bytes[..bytes.len() - cut];
+            let whole = std::iter::from_fn(|| read_frame(&mut from).ok()).count();
+            prop_assert_eq!(whole, frames.len() - 1);
+        }
+
+        #[test]
+        fn junk_is_no_trouble(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut from = bytes.as_slice();
+            while read_frame(&mut from).is_ok() {}
+        }
+    }
+}
