@@ -481,8 +481,10 @@ impl<'d, 'a> Pass<'d, 'a> {
                         }
                     }
                     gimli::DW_AT_declaration => {
-                        declaration = matches!(attribute.raw_value(), AttributeValue::Flag(true));
+                        declaration |= matches!(attribute.raw_value(), AttributeValue::Flag(true));
                     }
+                    // The definition is in a unit of its own.
+                    gimli::DW_AT_signature => declaration = true,
                     _ => {}
                 }
             }
@@ -646,10 +648,14 @@ impl<'d, 'a> Pass<'d, 'a> {
             let entry = unit.entry(offset)?;
             let to = match entry.tag() {
                 gimli::DW_TAG_structure_type | gimli::DW_TAG_union_type | gimli::DW_TAG_class_type => {
-                    if entry.attr_value(gimli::DW_AT_declaration) != Some(AttributeValue::Flag(true)) {
+                    // A stand-in for a type in a unit of its own; gcc does not even mark it as declaration.
+                    let elsewhere = entry.attr_value(gimli::DW_AT_signature);
+                    let declared =
+                        entry.attr_value(gimli::DW_AT_declaration) == Some(AttributeValue::Flag(true));
+                    if elsewhere.is_none() && !declared {
                         return Ok(Some((unit, offset)));
                     }
-                    entry.attr_value(gimli::DW_AT_signature)
+                    elsewhere
                 }
                 gimli::DW_TAG_typedef
                 | gimli::DW_TAG_const_type
@@ -862,13 +868,21 @@ impl<'d, 'a> Pass<'d, 'a> {
         Ok(match entry.tag() {
             gimli::DW_TAG_structure_type | gimli::DW_TAG_union_type | gimli::DW_TAG_class_type => {
                 let word = if entry.tag() == gimli::DW_TAG_union_type { "union" } else { "struct" };
-                let name = format!("{word} {}", name.as_deref().unwrap_or("{...}"));
+                let text = |name: Option<&str>| format!("{word} {}", name.unwrap_or("{...}"));
                 match self.structure_behind(&unit, offset)? {
-                    Some((unit, offset)) => {
-                        let structure = self.structure(&unit, offset, depth + 1, budget)?;
-                        TypeFacts { size: structure.size, name, kind: Kind::Structure(structure) }
+                    Some((behind, at)) => {
+                        let structure = self.structure(&behind, at, depth + 1, budget)?;
+                        let name = match name {
+                            Some(name) => Some(name),
+                            None => self.string(&behind, behind.entry(at)?.attr_value(gimli::DW_AT_name)),
+                        };
+                        TypeFacts {
+                            size: structure.size,
+                            name: text(name.as_deref()),
+                            kind: Kind::Structure(structure),
+                        }
                     }
-                    None => TypeFacts { size: 0, name, kind: Kind::Other },
+                    None => TypeFacts { size: 0, name: text(name.as_deref()), kind: Kind::Other },
                 }
             }
             gimli::DW_TAG_typedef => TypeFacts { name: name.unwrap_or_default(), ..behind(budget)? },

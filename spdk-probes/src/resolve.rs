@@ -632,13 +632,8 @@ impl Binary {
         match values.as_slice() {
             [Some(value)] => Ok(*value),
             [None] => {
-                let mut similar: Vec<String> = all
-                    .iter()
-                    .flat_map(|values| values.iter())
-                    .map(|(name, _)| name.clone())
-                    .filter(|name| shares_word(name, enumerator))
-                    .collect();
-                similar.truncate(5);
+                let names = all.iter().flat_map(|values| values.iter()).map(|(name, _)| name.as_str());
+                let similar = similar_names(names, enumerator);
                 Err(Error::NoEnumerator {
                     path: self.path().to_owned(),
                     enumeration: enumeration.to_owned(),
@@ -1097,14 +1092,31 @@ fn find_member<'a>(structure: &'a Structure, name: &str, depth: usize) -> Option
     })
 }
 
+/// Members with a similar name, those of anonymous structures too.
 fn similar_members(structure: &Structure, word: &str) -> Vec<String> {
-    structure
-        .members
-        .iter()
-        .filter_map(|member| member.name.clone())
-        .filter(|name| shares_word(name, word))
-        .take(5)
-        .collect()
+    let mut names = Vec::new();
+    collect_names(structure, 0, &mut names);
+    similar_names(names.into_iter(), word)
+}
+
+fn collect_names<'a>(structure: &'a Structure, depth: usize, names: &mut Vec<&'a str>) {
+    for member in &structure.members {
+        match (&member.name, &member.kind) {
+            (Some(name), _) => names.push(name),
+            (None, Kind::Structure(inner)) if depth < 16 => collect_names(inner, depth + 1, names),
+            _ => {}
+        }
+    }
+}
+
+/// The names that are a slip of the pen away from this one, else those that have a word in common.
+fn similar_names<'a>(names: impl Iterator<Item = &'a str> + Clone, asked: &str) -> Vec<String> {
+    let close: Vec<String> =
+        names.clone().filter(|name| distance(name, asked) <= 2).take(3).map(str::to_owned).collect();
+    if !close.is_empty() {
+        return close;
+    }
+    names.filter(|name| shares_word(name, asked)).take(5).map(str::to_owned).collect()
 }
 
 /// Whether two names have a word of more than two letters in common.
@@ -1112,6 +1124,28 @@ fn shares_word(a: &str, b: &str) -> bool {
     a.split('_')
         .filter(|word| word.len() > 2)
         .any(|word| b.split('_').any(|other| other.eq_ignore_ascii_case(word)))
+}
+
+/// How many letters must be put in, taken out or changed to make one name of the other (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    const LONGEST: usize = 64;
+    if a.len() > LONGEST || b.len() > LONGEST || a.len().abs_diff(b.len()) > 2 {
+        return usize::MAX;
+    }
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = i;
+        let mut left = i + 1;
+        if let Some(first) = row.first_mut() {
+            *first = left;
+        }
+        for (cell, y) in row.iter_mut().skip(1).zip(b.bytes()) {
+            let above = *cell;
+            *cell = (above + 1).min(left + 1).min(diagonal + usize::from(x != y));
+            (diagonal, left) = (above, *cell);
+        }
+    }
+    row.last().copied().unwrap_or(usize::MAX)
 }
 
 /// A path as seen from outside a process's root directory.
