@@ -545,9 +545,11 @@ fn os_path(bytes: &[u8]) -> PathBuf {
 /// Decompresses a section of which its header says how long it is.
 fn inflate(kind: elf::CompressionType, packed: &[u8], expected: u64) -> Result<Vec<u8>, String> {
     if kind != elf::ELFCOMPRESS_ZLIB {
-        return Err("compressed with other than zlib; run `objcopy --decompress-debug-sections` on the file \
+        return Err(
+            "compressed with other than zlib; run `objcopy --decompress-debug-sections` on the file \
                     or a copy of it"
-            .to_owned());
+                .to_owned(),
+        );
     }
     // More than a thousandfold deflate cannot do: what says so lies, and must not take the memory.
     if expected > LARGEST_SECTION || expected / 1032 > packed.len() as u64 {

@@ -349,6 +349,12 @@ pub const OPTIONAL_MEMBERS: &[&str] = &[
     "nvme_bdev_io.cpl",
     "nvme_tcp_req.datao",
     "spdk_nvmf_tcp_req.pdu",
+    "spdk_nvmf_qpair.state",
+    "spdk_nvmf_ctrlr.vcprop.cc",
+    "spdk_nvmf_ctrlr.cc",
+    "nvme_tcp_pdu.hdr.capsule_cmd.ccsqe",
+    "nvmf_bdev_ctrlr_unmap.req",
+    "spdk_nvme_qpair.trtype",
 ];
 
 /// Enumerators that the programs compare with.
@@ -357,6 +363,12 @@ pub const ENUMERATORS: &[(&str, &str)] = &[
     (TARGET_STATES, "TCP_REQUEST_STATE_READY_TO_EXECUTE"),
     (TARGET_STATES, "TCP_REQUEST_STATE_EXECUTED"),
     (TARGET_STATES, "TCP_REQUEST_STATE_COMPLETED"),
+    ("spdk_nvmf_qpair_state", "SPDK_NVMF_QPAIR_ENABLED"),
+    ("spdk_bdev_io_type", "SPDK_BDEV_IO_TYPE_UNMAP"),
+    ("spdk_nvme_transport_type", "SPDK_NVME_TRANSPORT_TCP"),
+    ("spdk_nvmf_subsystem_state", "SPDK_NVMF_SUBSYSTEM_INACTIVE"),
+    ("spdk_nvmf_subsystem_state", "SPDK_NVMF_SUBSYSTEM_ACTIVE"),
+    ("spdk_nvmf_subsystem_state", "SPDK_NVMF_SUBSYSTEM_PAUSED"),
 ];
 
 /// Structures whose size is wanted.
@@ -386,14 +398,26 @@ pub fn members(side: Side) -> &'static [&'static str] {
     }
 }
 
+fn all_probes() -> impl Iterator<Item = &'static Probe> {
+    TARGET.iter().chain(HOST).flat_map(|hook| hook.rungs).flat_map(|rung| rung.probes)
+}
+
 /// Every function in the table, each once or more; the target's state machine first.
 pub(crate) fn all_functions() -> impl Iterator<Item = &'static str> {
-    TARGET
-        .iter()
-        .chain(HOST)
-        .flat_map(|hook| hook.rungs)
-        .flat_map(|rung| rung.probes)
-        .map(|probe| probe.function)
+    all_probes().map(|probe| probe.function)
+}
+
+/// The functions whose calls are probed.
+pub(crate) fn all_callees() -> impl Iterator<Item = &'static str> {
+    all_probes().filter_map(|probe| match probe.at {
+        At::CallsOf(callee) => Some(callee),
+        At::Entry => None,
+    })
+}
+
+/// The functions by which a file with SPDK is known: those whose names no other program is likely to use.
+pub(crate) fn telling_functions() -> impl Iterator<Item = &'static str> {
+    all_probes().filter(|probe| probe.source.is_none()).map(|probe| probe.function)
 }
 
 /// All member paths in the table.

@@ -56,7 +56,7 @@ impl Layout {
             enumerators: BTreeMap::new(),
             path: Path::new("(made now)").to_owned(),
         };
-        for name in functions::all_functions() {
+        for name in functions::all_functions().chain(functions::all_callees()) {
             if let Ok(function) = binary.resolve_function(name) {
                 layout.functions.insert(name.to_owned(), function);
             }

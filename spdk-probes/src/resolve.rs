@@ -261,7 +261,7 @@ impl Binary {
 
     /// Whether the file holds any of what is probed in SPDK.
     pub fn holds_spdk(&self) -> bool {
-        functions::all_functions().any(|name| !self.symbols(name).is_empty())
+        functions::telling_functions().any(|name| !self.symbols(name).is_empty())
             || !self.usdt_probes("spdk").is_empty()
             || self.version().is_some()
     }
@@ -449,7 +449,13 @@ impl Binary {
         emulation: Emulation,
     ) -> Result<Vec<Site>, Error> {
         let slots = self.elf.import_slots(callee);
-        let targets: Vec<u64> = self.symbols(callee).into_iter().map(|symbol| symbol.vaddr).collect();
+        let in_layout = self.layout.as_ref().and_then(|layout| layout.function(callee));
+        let targets: Vec<u64> = self
+            .symbols(callee)
+            .into_iter()
+            .map(|symbol| symbol.vaddr)
+            .chain(in_layout.iter().flat_map(|function| &function.copies).map(|copy| copy.vaddr))
+            .collect();
         let leads_there = |call: &CallSite| match call.to {
             Destination::Code(target) => targets.contains(&target) || self.elf.is_stub(target, &slots),
             Destination::Slot(slot) => slots.contains(&slot),
