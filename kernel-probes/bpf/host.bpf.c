@@ -1,0 +1,892 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * The Linux NVMe/TCP host: one record a command, from the block layer's queue to its end.
+ *
+ * A command's entry is made at nvme_setup_cmd, the only moment when its identity can be read: the driver
+ * reuses the command's memory for H2CData headers later, and the generation count moves on before the
+ * completion hooks run. Every later hook finds the entry by the request's address and only adds a time.
+ *
+ * Each boundary has several programs; the loader turns on the one that this kernel can attach. A program
+ * that is attached with fentry and its twin for kprobe share one body, so the bodies read the kernel's
+ * memory with bpf_core_read, which both may do.
+ */
+#include "types.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include "host.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* Set before loading. */
+
+/* fab_sampled's limit. */
+const volatile __u32 sampling_limit = 0xffffffff;
+/* Address of nvme_tcp_mq_ops, 0 when the kernel does not tell: then it is learned from the first command. */
+const volatile __u64 tcp_mq_ops = 0;
+/* Bytes waiting in the ring from which on the consumer is woken; before that it comes by itself. */
+const volatile __u64 wake_at = 0;
+/* No hook tells of reconnects: find them by the connection's local port, at each command. */
+const volatile bool watch_port = false;
+
+/* Shared with the loader. */
+
+/* Whether new commands are taken. The loader sets it when every program is attached. */
+__u32 recording = 0;
+/* When it was set, ns. */
+__u64 recording_since = 0;
+/* What tcp_mq_ops would have been told. */
+__u64 learned_mq_ops = 0;
+/* Last key given to a queue. */
+__u64 queue_keys = 0;
+/* Messages other than commands that found the ring full. */
+__u64 lost_messages = 0;
+
+/* A command between its set-up and its end. */
+struct in_flight {
+	struct fab_command record;
+	__u64 driver_queue; /* struct nvme_tcp_queue * */
+	__u64 r2t_since; /* when the R2T that is not answered yet was seen, 0 for none */
+	bool plain; /* nothing encrypts below: stream positions are those of the wire */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__type(key, __u64); /* struct request * */
+	__type(value, struct in_flight);
+} commands SEC(".maps");
+
+/* When a bio entered the block layer. Most are taken out again when their command is set up; those that are
+ * merged into another's request never are, so the oldest go by themselves. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, __u64); /* struct bio * */
+	__type(value, __u64);
+} bios SEC(".maps");
+
+/* What the running task is doing. The driver's functions nest, so a task is in one of each at a time; a CPU
+ * is not, since the driver's worker may be preempted. */
+struct doing {
+	__u64 driver_request; /* struct request * that was handed to the driver last */
+	__u64 driver_at;
+	__u64 receiving; /* struct nvme_tcp_queue * */
+	__u64 receiving_at;
+	__u64 sending; /* struct nvme_tcp_queue * */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct doing);
+} tasks SEC(".maps");
+
+struct queue_name {
+	__u64 ctrl; /* struct nvme_ctrl * */
+	__u64 qid;
+};
+
+struct queue {
+	__u64 key; /* 0: not announced yet */
+	__u64 connected; /* when it was seen to connect, 0 when it was not */
+	__u32 port; /* the connection's local port, when watch_port */
+	bool plain;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct queue_name);
+	__type(value, struct queue);
+} queues SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, FAB_COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 22);
+} ring SEC(".maps");
+
+/* An interrupt may run another program on this CPU between a load and a store: hence atomic. */
+static __always_inline void count(__u32 counter)
+{
+	__u64 *value = bpf_map_lookup_elem(&counters, &counter);
+
+	if (value)
+		__sync_fetch_and_add(value, 1);
+}
+
+static __always_inline __u64 ring_flags(void)
+{
+	return bpf_ringbuf_query(&ring, BPF_RB_AVAIL_DATA) >= wake_at ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+}
+
+static __always_inline struct in_flight *find(struct request *rq)
+{
+	__u64 key = (__u64)rq;
+
+	return bpf_map_lookup_elem(&commands, &key);
+}
+
+static __always_inline struct doing *doing_now(__u64 flags)
+{
+	return bpf_task_storage_get(&tasks, bpf_get_current_task_btf(), 0, flags);
+}
+
+/* The driver's part of a request lies behind it. */
+static __always_inline void *behind(struct request *rq)
+{
+	return (void *)rq + bpf_core_type_size(struct request);
+}
+
+static __always_inline struct request *before(struct nvme_tcp_request *req)
+{
+	return (void *)req - bpf_core_type_size(struct request);
+}
+
+static __always_inline void send_record(struct in_flight *command)
+{
+	if (bpf_ringbuf_output(&ring, &command->record, sizeof(command->record), ring_flags()))
+		count(FAB_LOST_RING);
+	else
+		count(FAB_RECORDED);
+}
+
+static __always_inline void send_event(__u32 kind, struct nvme_ctrl *ctrl, __u32 qid)
+{
+	struct host_event event = {
+		.message = HOST_MSG_EVENT,
+		.kind = kind,
+		.at = bpf_ktime_get_ns(),
+		.instance = BPF_CORE_READ(ctrl, instance),
+		.qid = qid,
+	};
+
+	if (bpf_ringbuf_output(&ring, &event, sizeof(event), ring_flags()))
+		__sync_fetch_and_add(&lost_messages, 1);
+}
+
+/*
+ * h_queued, first choice: a bio enters the block layer. The event comes once for each bio; through native
+ * multipath that is when nvme0n1 gets it, not when nvme0c0n1 does. A disk of the multipath head has no
+ * hardware queues (mq_ops), so it is known by its name.
+ */
+SEC("tp_btf/block_bio_queue")
+int BPF_PROG(bio_queue_tp, struct bio *bio)
+{
+	struct gendisk *disk;
+	__u64 key, now, ops, known;
+
+	if (!recording)
+		return 0;
+	disk = bio->bi_bdev->bd_disk;
+	ops = (__u64)disk->queue->mq_ops;
+	known = tcp_mq_ops ? tcp_mq_ops : learned_mq_ops;
+	if (ops && known && ops != known)
+		return 0;
+	if (!ops || !known) {
+		if (disk->disk_name[0] != 'n' || disk->disk_name[1] != 'v' || disk->disk_name[2] != 'm' ||
+		    disk->disk_name[3] != 'e')
+			return 0;
+	}
+	key = (__u64)bio;
+	now = bpf_ktime_get_ns();
+	bpf_map_update_elem(&bios, &key, &now, BPF_ANY);
+	return 0;
+}
+
+/*
+ * h_queued of a bio that was too large: its front part goes on as a new bio for which there is no event of
+ * its own, chained to what is left of the one that there was an event for.
+ */
+SEC("tp_btf/block_split")
+int BPF_PROG(bio_split_tp, struct bio *front)
+{
+	__u64 key = (__u64)front->bi_private;
+	__u64 *queued = bpf_map_lookup_elem(&bios, &key);
+	__u64 at;
+
+	if (!queued)
+		return 0;
+	at = *queued;
+	key = (__u64)front;
+	bpf_map_update_elem(&bios, &key, &at, BPF_ANY);
+	return 0;
+}
+
+/* h_driver: the request is handed to the driver. Called again after the driver was busy: the last counts. */
+static __always_inline int on_driver(const struct blk_mq_queue_data *bd)
+{
+	struct doing *doing;
+
+	if (!recording)
+		return 0;
+	doing = doing_now(BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (doing) {
+		doing->driver_request = (__u64)BPF_CORE_READ(bd, rq);
+		doing->driver_at = bpf_ktime_get_ns();
+	}
+	return 0;
+}
+
+SEC("fentry/nvme_tcp_queue_rq")
+int BPF_PROG(queue_rq_fentry, void *hctx, const struct blk_mq_queue_data *bd)
+{
+	return on_driver(bd);
+}
+
+SEC("kprobe/nvme_tcp_queue_rq")
+int BPF_KPROBE(queue_rq_kprobe, void *hctx, const struct blk_mq_queue_data *bd)
+{
+	return on_driver(bd);
+}
+
+/* Finds out whether these are the operations of nvme-tcp's I/O queues, from one of their commands. */
+static __always_inline bool learn(struct request *rq, struct nvme_request *nvme, __u64 ops)
+{
+	char name[4] = {};
+	const char *from = BPF_CORE_READ(nvme, ctrl, ops, name);
+
+	bpf_probe_read_kernel(name, sizeof(name), from);
+	if (name[0] != 't' || name[1] != 'c' || name[2] != 'p' || name[3] != 0)
+		return false;
+	/* The admin queue has operations of its own, and no queue data. */
+	if (!BPF_CORE_READ(rq, q, queuedata))
+		return false;
+	learned_mq_ops = ops;
+	return true;
+}
+
+static __always_inline __u16 local_port(struct nvme_tcp_queue *driver_queue)
+{
+	return BPF_CORE_READ(driver_queue, sock, sk, __sk_common.skc_num);
+}
+
+/* Tells the loader of a queue; false when the ring has no room. */
+static __always_inline bool announce(struct queue *queue, struct nvme_ctrl *ctrl, __u16 qid,
+				     struct nvme_tcp_queue *driver_queue, __u64 now)
+{
+	struct host_queue *m = bpf_ringbuf_reserve(&ring, sizeof(*m), 0);
+	struct sock *sk;
+	char *nqn;
+
+	if (!m)
+		return false;
+	__builtin_memset(m, 0, sizeof(*m));
+	m->message = HOST_MSG_QUEUE;
+	m->key = queue->key;
+	m->came = queue->connected ? queue->connected : now;
+	m->existed = !queue->connected;
+	m->qid = qid;
+	m->instance = BPF_CORE_READ(ctrl, instance);
+	m->cntlid = BPF_CORE_READ(ctrl, cntlid);
+	nqn = BPF_CORE_READ(ctrl, opts, subsysnqn);
+	bpf_probe_read_kernel_str(m->subsystem_nqn, sizeof(m->subsystem_nqn), nqn);
+	nqn = (char *)BPF_CORE_READ(ctrl, opts, host);
+	if (nqn)
+		bpf_probe_read_kernel_str(m->host_nqn, sizeof(m->host_nqn),
+					  nqn + bpf_core_field_offset(struct nvmf_host, nqn));
+	m->io_cpu = BPF_CORE_READ(driver_queue, io_cpu);
+	sk = BPF_CORE_READ(driver_queue, sock, sk);
+	if (sk) {
+		struct inet_connection_sock *icsk = (void *)sk;
+
+		m->encrypted = BPF_CORE_READ(icsk, icsk_ulp_ops) != 0;
+		m->family = BPF_CORE_READ(sk, __sk_common.skc_family);
+		m->host_port = BPF_CORE_READ(sk, __sk_common.skc_num);
+		m->target_port = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
+		if (m->family == AF_INET) {
+			BPF_CORE_READ_INTO((__be32 *)m->host_address, sk, __sk_common.skc_rcv_saddr);
+			BPF_CORE_READ_INTO((__be32 *)m->target_address, sk, __sk_common.skc_daddr);
+		} else if (m->family == AF_INET6) {
+			BPF_CORE_READ_INTO(&m->host_address, sk, __sk_common.skc_v6_rcv_saddr);
+			BPF_CORE_READ_INTO(&m->target_address, sk, __sk_common.skc_v6_daddr);
+		}
+	}
+	queue->plain = sk && !m->encrypted;
+	bpf_ringbuf_submit(m, ring_flags());
+	return true;
+}
+
+/* The queue of a command: known, or announced now. False when that did not work. */
+static __always_inline bool queue_of(struct in_flight *command, struct nvme_ctrl *ctrl, __u16 qid, __u64 now)
+{
+	struct nvme_tcp_queue *driver_queue = (void *)command->driver_queue;
+	struct queue_name name = { .ctrl = (__u64)ctrl, .qid = qid };
+	struct queue *known = bpf_map_lookup_elem(&queues, &name);
+	struct queue queue = {};
+
+	if (known && known->key && (!watch_port || known->port == local_port(driver_queue))) {
+		command->record.queue = known->key;
+		command->plain = known->plain;
+		return true;
+	}
+	if (known)
+		queue.connected = known->key ? now : known->connected;
+	queue.key = __sync_fetch_and_add(&queue_keys, 1) + 1;
+	if (watch_port)
+		queue.port = local_port(driver_queue);
+	if (!announce(&queue, ctrl, qid, driver_queue, now))
+		return false;
+	/* Another CPU may have announced it meanwhile: then there are two keys for one queue, of which the
+	 * later one stays, and the loader sees by the port that they are one. */
+	bpf_map_update_elem(&queues, &name, &queue, BPF_ANY);
+	command->record.queue = queue.key;
+	command->plain = queue.plain;
+	return true;
+}
+
+/* The first words of a submission queue entry, as the NVMe base specification lays it out (figure 92). */
+struct sqe {
+	__u8 opcode;
+	__u8 flags;
+	__u16 cid;
+	__u32 nsid;
+	__u64 cdw2_3;
+	__u64 metadata;
+	__u64 data[2];
+	__u64 cdw10_11;
+	__u32 cdw12;
+};
+
+#define FABRICS_COMMAND 0x7f
+
+/*
+ * The command's identity, and where it starts to be seen: not a boundary of its own, and h_driver's second
+ * choice. It comes once for each attempt.
+ */
+static __always_inline int on_setup(struct request *rq, struct nvme_command *cmd)
+{
+	struct in_flight command = {}, *earlier;
+	struct nvme_request *nvme = behind(rq);
+	struct nvme_tcp_request *req = behind(rq);
+	__u64 key = (__u64)rq, now, ops, known, *queued;
+	struct nvme_ctrl *ctrl;
+	struct doing *doing;
+	struct sqe sqe;
+	__u16 qid;
+
+	if (!recording)
+		return 0;
+	ops = (__u64)BPF_CORE_READ(rq, q, mq_ops);
+	known = tcp_mq_ops ? tcp_mq_ops : learned_mq_ops;
+	if (known ? ops != known : !learn(rq, nvme, ops))
+		return 0;
+	if (bpf_probe_read_kernel(&sqe, sizeof(sqe), cmd)) {
+		count(FAB_SEEN);
+		count(FAB_LOST_READ);
+		return 0;
+	}
+	if (sqe.opcode == FABRICS_COMMAND)
+		return 0;
+
+	earlier = bpf_map_lookup_elem(&commands, &key);
+	if (earlier && !earlier->record.ts[FAB_H_SENT] && !earlier->record.ts[FAB_H_DONE] &&
+	    earlier->record.cid == sqe.cid) {
+		/* The driver was busy and gave it back: the same command is set up once more. */
+		command.record.ts[FAB_H_QUEUED] = earlier->record.ts[FAB_H_QUEUED];
+	} else {
+		if (earlier) {
+			/* Its end was not seen. */
+			if (earlier->record.ts[FAB_H_DONE])
+				send_record(earlier);
+			else
+				count(FAB_LOST_UNFINISHED);
+			bpf_map_delete_elem(&commands, &key);
+			earlier = 0;
+		}
+		count(FAB_SEEN);
+	}
+	if (!fab_sampled(sampling_limit, sqe.cid, sqe.opcode, sqe.nsid, sqe.cdw10_11, (__u16)sqe.cdw12)) {
+		count(FAB_UNSAMPLED);
+		return 0;
+	}
+
+	now = bpf_ktime_get_ns();
+	command.record.message = FAB_MSG_COMMAND;
+	command.record.nsid = sqe.nsid;
+	command.record.slba = sqe.cdw10_11;
+	command.record.stream_position = FAB_NO_POSITION;
+	command.record.cid = sqe.cid;
+	command.record.nlb0 = (__u16)sqe.cdw12;
+	command.record.opcode = sqe.opcode;
+	command.record.cpu = bpf_get_smp_processor_id();
+	command.driver_queue = (__u64)BPF_CORE_READ(req, queue);
+	if (BPF_CORE_READ(nvme, retries))
+		command.record.flags |= FAB_FLAG_RETRY;
+
+	ctrl = BPF_CORE_READ(nvme, ctrl);
+	qid = BPF_CORE_READ(rq, mq_hctx, queue_num) + 1;
+	if (!queue_of(&command, ctrl, qid, now)) {
+		count(FAB_LOST_RING);
+		if (earlier)
+			bpf_map_delete_elem(&commands, &key);
+		return 0;
+	}
+
+	doing = doing_now(0);
+	if (doing && doing->driver_request == key) {
+		command.record.ts[FAB_H_DRIVER] = doing->driver_at;
+		doing->driver_request = 0;
+	} else {
+		command.record.ts[FAB_H_DRIVER] = now;
+	}
+
+	if (!earlier) {
+		__u64 bio = (__u64)BPF_CORE_READ(rq, bio);
+
+		queued = bio ? bpf_map_lookup_elem(&bios, &bio) : 0;
+		if (queued) {
+			command.record.ts[FAB_H_QUEUED] = *queued;
+			bpf_map_delete_elem(&bios, &bio);
+		} else {
+			command.record.ts[FAB_H_QUEUED] = BPF_CORE_READ(rq, start_time_ns);
+		}
+		if (bio && bio != (__u64)BPF_CORE_READ(rq, biotail))
+			command.record.flags |= FAB_FLAG_MERGED;
+	}
+
+	if (bpf_map_update_elem(&commands, &key, &command, BPF_ANY))
+		count(FAB_LOST_MAP);
+	return 0;
+}
+
+/* First choice. The arguments of a module's tracepoint may be null as far as the verifier knows (6.12). */
+SEC("tp_btf/nvme_setup_cmd")
+int BPF_PROG(setup_tp, struct request *rq, struct nvme_command *cmd)
+{
+	if (!rq || !cmd)
+		return 0;
+	return on_setup(rq, cmd);
+}
+
+/* Where the module's type information does not tell of the tracepoint. */
+SEC("raw_tp/nvme_setup_cmd")
+int BPF_PROG(setup_raw, struct request *rq, struct nvme_command *cmd)
+{
+	return on_setup(rq, cmd);
+}
+
+/* Where there is no tracepoint: the end of the function that it would be in. */
+SEC("fexit/nvme_setup_cmd")
+int BPF_PROG(setup_fexit, void *ns, struct request *rq, __u8 status)
+{
+	struct nvme_request *nvme = behind(rq);
+
+	return status ? 0 : on_setup(rq, BPF_CORE_READ(nvme, cmd));
+}
+
+/* The capsule's first byte is about to go to the socket. */
+static __always_inline void sent(struct in_flight *command, struct socket *sock)
+{
+	struct tcp_sock *tcp;
+
+	if (command->record.ts[FAB_H_SENT])
+		return;
+	command->record.ts[FAB_H_SENT] = bpf_ktime_get_ns();
+	if (!command->plain)
+		return;
+	/* Only this task sends on the queue (it holds the send mutex), so the socket needs no lock. */
+	tcp = (void *)BPF_CORE_READ(sock, sk);
+	command->record.stream_position = BPF_CORE_READ(tcp, write_seq);
+}
+
+/* The first byte of an H2CData PDU is about to go to the socket. */
+static __always_inline void data_sent(struct in_flight *command)
+{
+	__u64 now;
+
+	/* An R2T may be answered in several PDUs: the first counts. */
+	if (!command->r2t_since)
+		return;
+	now = bpf_ktime_get_ns();
+	command->record.r2t_turnaround += now - command->r2t_since;
+	command->r2t_since = 0;
+	if (!command->record.ts[FAB_H_DATA_SENT])
+		command->record.ts[FAB_H_DATA_SENT] = now;
+}
+
+/* h_sent, first choice: the function that sends a command PDU, before it sent any of it. */
+static __always_inline int on_send_command(struct nvme_tcp_request *req)
+{
+	struct in_flight *command = find(before(req));
+
+	if (command && !BPF_CORE_READ(req, offset))
+		sent(command, BPF_CORE_READ(req, queue, sock));
+	return 0;
+}
+
+SEC("fentry/nvme_tcp_try_send_cmd_pdu")
+int BPF_PROG(send_command_fentry, struct nvme_tcp_request *req)
+{
+	return on_send_command(req);
+}
+
+SEC("kprobe/nvme_tcp_try_send_cmd_pdu")
+int BPF_KPROBE(send_command_kprobe, struct nvme_tcp_request *req)
+{
+	return on_send_command(req);
+}
+
+/* h_data_sent, first choice: the function that sends an H2CData header, before it sent any of it. */
+static __always_inline int on_send_data(struct nvme_tcp_request *req)
+{
+	struct in_flight *command = find(before(req));
+
+	if (command && !BPF_CORE_READ(req, offset))
+		data_sent(command);
+	return 0;
+}
+
+SEC("fentry/nvme_tcp_try_send_data_pdu")
+int BPF_PROG(send_data_fentry, struct nvme_tcp_request *req)
+{
+	return on_send_data(req);
+}
+
+SEC("kprobe/nvme_tcp_try_send_data_pdu")
+int BPF_KPROBE(send_data_kprobe, struct nvme_tcp_request *req)
+{
+	return on_send_data(req);
+}
+
+/*
+ * h_sent and h_data_sent where the compiler inlined those functions: the page that goes to the socket from
+ * inside nvme_tcp_try_send. The queue that the task is sending on names the request. A queue that a task
+ * left behind does no harm, since its socket is another one.
+ */
+static __always_inline int on_try_send(struct nvme_tcp_queue *queue)
+{
+	struct doing *doing = doing_now(BPF_LOCAL_STORAGE_GET_F_CREATE);
+
+	if (doing)
+		doing->sending = (__u64)queue;
+	return 0;
+}
+
+static __always_inline int on_sendpage(struct socket *sock)
+{
+	struct doing *doing = doing_now(0);
+	struct nvme_tcp_queue *queue;
+	struct nvme_tcp_request *req;
+	struct in_flight *command;
+	enum nvme_tcp_send_state state;
+
+	if (!doing || !doing->sending)
+		return 0;
+	queue = (void *)doing->sending;
+	if (BPF_CORE_READ(queue, sock) != sock)
+		return 0;
+	req = BPF_CORE_READ(queue, request);
+	if (!req || BPF_CORE_READ(req, offset))
+		return 0;
+	command = find(before(req));
+	if (!command)
+		return 0;
+	state = BPF_CORE_READ(req, state);
+	if (state == bpf_core_enum_value(enum nvme_tcp_send_state, NVME_TCP_SEND_CMD_PDU))
+		sent(command, sock);
+	else if (state == bpf_core_enum_value(enum nvme_tcp_send_state, NVME_TCP_SEND_H2C_PDU))
+		data_sent(command);
+	return 0;
+}
+
+SEC("fentry/nvme_tcp_try_send")
+int BPF_PROG(try_send_fentry, struct nvme_tcp_queue *queue)
+{
+	return on_try_send(queue);
+}
+
+SEC("fentry/kernel_sendpage")
+int BPF_PROG(sendpage_fentry, struct socket *sock)
+{
+	return on_sendpage(sock);
+}
+
+SEC("kprobe/nvme_tcp_try_send")
+int BPF_KPROBE(try_send_kprobe, struct nvme_tcp_queue *queue)
+{
+	return on_try_send(queue);
+}
+
+SEC("kprobe/kernel_sendpage")
+int BPF_KPROBE(sendpage_kprobe, struct socket *sock)
+{
+	return on_sendpage(sock);
+}
+
+/*
+ * h_r2t: the driver has parsed an R2T and makes its H2CData PDU. It comes again for each further PDU of the
+ * same R2T, then with the length of the one before.
+ */
+static __always_inline int on_r2t(struct nvme_tcp_request *req)
+{
+	struct in_flight *command = find(before(req));
+	__u64 now;
+
+	if (!command || BPF_CORE_READ(req, pdu_len))
+		return 0;
+	now = bpf_ktime_get_ns();
+	command->r2t_since = now;
+	if (!command->record.ts[FAB_H_R2T])
+		command->record.ts[FAB_H_R2T] = now;
+	if (command->record.r2ts != 255)
+		command->record.r2ts++;
+	return 0;
+}
+
+SEC("fentry/nvme_tcp_setup_h2c_data_pdu")
+int BPF_PROG(r2t_fentry, struct nvme_tcp_request *req)
+{
+	return on_r2t(req);
+}
+
+SEC("kprobe/nvme_tcp_setup_h2c_data_pdu")
+int BPF_KPROBE(r2t_kprobe, struct nvme_tcp_request *req)
+{
+	return on_r2t(req);
+}
+
+/*
+ * h_recv: the driver takes bytes from the socket. What is in them is parsed in functions that the compiler
+ * inlines, so the time stays with the task until a command is completed from them.
+ */
+static __always_inline int on_receive(read_descriptor_t *desc)
+{
+	struct doing *doing = doing_now(BPF_LOCAL_STORAGE_GET_F_CREATE);
+
+	if (doing) {
+		doing->receiving = (__u64)BPF_CORE_READ(desc, arg.data);
+		doing->receiving_at = bpf_ktime_get_ns();
+	}
+	return 0;
+}
+
+SEC("fentry/nvme_tcp_recv_skb")
+int BPF_PROG(receive_fentry, read_descriptor_t *desc)
+{
+	return on_receive(desc);
+}
+
+SEC("kprobe/nvme_tcp_recv_skb")
+int BPF_KPROBE(receive_kprobe, read_descriptor_t *desc)
+{
+	return on_receive(desc);
+}
+
+/* Status codes that only a host makes: path-related 70h and 71h, "host pathing error" and "aborted by
+ * host" (NVMe base specification, 4.2.3.4). */
+#define HOST_PATHING_ERROR 0x370
+#define HOST_ABORTED 0x371
+#define STATUS_BITS 0x7ff
+/* nvme_request.flags, nvme.h of the driver. */
+#define NVME_REQ_CANCELLED 1
+
+/* h_done: the driver completes the command, for whatever reason. */
+static __always_inline int on_done(struct request *rq)
+{
+	struct in_flight *command = find(rq);
+	struct nvme_tcp_request *req = behind(rq);
+	struct nvme_request *nvme = behind(rq);
+	struct doing *doing;
+
+	if (!command || command->record.ts[FAB_H_DONE])
+		return 0;
+	command->record.ts[FAB_H_DONE] = bpf_ktime_get_ns();
+	command->record.bytes = BPF_CORE_READ(req, data_len);
+	command->record.status = BPF_CORE_READ(nvme, status) & STATUS_BITS;
+	if ((BPF_CORE_READ(nvme, flags) & NVME_REQ_CANCELLED) || command->record.status == HOST_PATHING_ERROR ||
+	    command->record.status == HOST_ABORTED) {
+		command->record.flags |= FAB_FLAG_CANCELED;
+		return 0;
+	}
+	doing = doing_now(0);
+	if (doing && doing->receiving == command->driver_queue)
+		command->record.ts[FAB_H_RECV] = doing->receiving_at;
+	return 0;
+}
+
+/* First choice: still in the function that took the bytes from the socket. Other drivers' requests come here
+ * too; they are not in the map. */
+SEC("fentry/blk_mq_complete_request_remote")
+int BPF_PROG(done_fentry, struct request *rq)
+{
+	return on_done(rq);
+}
+
+SEC("kprobe/blk_mq_complete_request_remote")
+int BPF_KPROBE(done_kprobe, struct request *rq)
+{
+	return on_done(rq);
+}
+
+/* Later by one interrupt or soft interrupt where the command completes on another CPU. */
+SEC("tp_btf/nvme_complete_rq")
+int BPF_PROG(done_tp, struct request *rq)
+{
+	return rq ? on_done(rq) : 0;
+}
+
+/* A command ended that is not in the map: it may have begun before recording did. */
+static __always_inline void not_known(struct request *rq)
+{
+	__u64 started = BPF_CORE_READ(rq, start_time_ns);
+	__u64 known = tcp_mq_ops ? tcp_mq_ops : learned_mq_ops;
+
+	if (recording && started && started < recording_since && known &&
+	    (__u64)BPF_CORE_READ(rq, q, mq_ops) == known)
+		count(FAB_NO_START);
+}
+
+/* h_end: the command is over, and its record goes out. */
+static __always_inline int on_end(struct request *rq)
+{
+	struct in_flight *command = find(rq);
+	__u64 key = (__u64)rq;
+
+	if (!command) {
+		not_known(rq);
+		return 0;
+	}
+	command->record.ts[FAB_H_END] = bpf_ktime_get_ns();
+	if (!command->record.ts[FAB_H_DONE])
+		command->record.flags |= FAB_FLAG_CANCELED;
+	send_record(command);
+	bpf_map_delete_elem(&commands, &key);
+	return 0;
+}
+
+/* First choice. The driver completes requests whole, so the first event is the last. */
+SEC("tp_btf/block_rq_complete")
+int BPF_PROG(end_tp, struct request *rq)
+{
+	return on_end(rq);
+}
+
+/* Without the block layer's event: the NVMe core's, a little earlier. */
+SEC("tp_btf/nvme_complete_rq")
+int BPF_PROG(end_nvme_tp, struct request *rq)
+{
+	return rq ? on_end(rq) : 0;
+}
+
+/*
+ * An attempt failed and the request is queued anew: its command is over, with an end of its own on the wire
+ * but none in the block layer. The next attempt is a command of its own that has waited since the same
+ * h_queued. A request that the driver was too busy for comes here too, before it is done.
+ */
+SEC("tp_btf/block_rq_requeue")
+int BPF_PROG(requeue_tp, struct request *rq)
+{
+	struct in_flight *command = find(rq);
+	__u64 key = (__u64)rq, bio;
+
+	if (!command || !command->record.ts[FAB_H_DONE])
+		return 0;
+	bio = (__u64)BPF_CORE_READ(rq, bio);
+	if (bio)
+		bpf_map_update_elem(&bios, &bio, &command->record.ts[FAB_H_QUEUED], BPF_ANY);
+	send_record(command);
+	bpf_map_delete_elem(&commands, &key);
+	return 0;
+}
+
+/*
+ * Multipath takes the bios away and queues them on another path; the request then ends as if it were good.
+ * The bios are as old as they were.
+ */
+static __always_inline int on_failover(struct request *rq)
+{
+	struct in_flight *command = find(rq);
+	__u64 bio;
+
+	if (!command)
+		return 0;
+	command->record.flags |= FAB_FLAG_FAILOVER;
+	bio = (__u64)BPF_CORE_READ(rq, bio);
+	if (bio)
+		bpf_map_update_elem(&bios, &bio, &command->record.ts[FAB_H_QUEUED], BPF_ANY);
+	return 0;
+}
+
+SEC("fentry/nvme_failover_req")
+int BPF_PROG(failover_fentry, struct request *rq)
+{
+	return on_failover(rq);
+}
+
+SEC("kprobe/nvme_failover_req")
+int BPF_KPROBE(failover_kprobe, struct request *rq)
+{
+	return on_failover(rq);
+}
+
+/* A queue is about to be connected, for the first time or again: what was known of it is of another epoch. */
+static __always_inline int on_connect(struct nvme_ctrl *ctrl, __u16 qid)
+{
+	struct queue_name name = { .ctrl = (__u64)ctrl, .qid = qid };
+	struct queue queue = { .connected = bpf_ktime_get_ns() };
+
+	bpf_map_update_elem(&queues, &name, &queue, BPF_ANY);
+	send_event(HOST_EVENT_CONNECT, ctrl, qid);
+	return 0;
+}
+
+SEC("fentry/nvmf_connect_io_queue")
+int BPF_PROG(connect_fentry, struct nvme_ctrl *ctrl, __u16 qid)
+{
+	return on_connect(ctrl, qid);
+}
+
+SEC("kprobe/nvmf_connect_io_queue")
+int BPF_KPROBE(connect_kprobe, struct nvme_ctrl *ctrl, __u16 qid)
+{
+	return on_connect(ctrl, qid);
+}
+
+/* The controller's life, for the gaps that it explains. Whether a change was allowed is known at the end. */
+SEC("fexit/nvme_change_ctrl_state")
+int BPF_PROG(state_fexit, struct nvme_ctrl *ctrl, enum nvme_ctrl_state state, bool changed)
+{
+	if (!changed)
+		return 0;
+	if (state == bpf_core_enum_value(enum nvme_ctrl_state, NVME_CTRL_RESETTING))
+		send_event(HOST_EVENT_RESETTING, ctrl, 0);
+	else if (state == bpf_core_enum_value(enum nvme_ctrl_state, NVME_CTRL_LIVE))
+		send_event(HOST_EVENT_LIVE, ctrl, 0);
+	else if (state == bpf_core_enum_value(enum nvme_ctrl_state, NVME_CTRL_DELETING))
+		send_event(HOST_EVENT_DELETING, ctrl, 0);
+	else if (state == bpf_core_enum_value(enum nvme_ctrl_state, NVME_CTRL_DEAD))
+		send_event(HOST_EVENT_DEAD, ctrl, 0);
+	return 0;
+}
+
+/* A command took too long. */
+static __always_inline int on_timeout(struct request *rq)
+{
+	struct nvme_request *nvme = behind(rq);
+	__u32 qid = BPF_CORE_READ(rq, q, queuedata) ? BPF_CORE_READ(rq, mq_hctx, queue_num) + 1 : 0;
+
+	send_event(HOST_EVENT_TIMEOUT, BPF_CORE_READ(nvme, ctrl), qid);
+	return 0;
+}
+
+SEC("fentry/nvme_tcp_timeout")
+int BPF_PROG(timeout_fentry, struct request *rq)
+{
+	return on_timeout(rq);
+}
+
+SEC("kprobe/nvme_tcp_timeout")
+int BPF_KPROBE(timeout_kprobe, struct request *rq)
+{
+	return on_timeout(rq);
+}

@@ -1,0 +1,30 @@
+//! Compiles the BPF programs into skeletons and turns `bpf/host.h` into Rust types.
+#![allow(clippy::expect_used)] // a build script has nobody to return an error to
+
+use libbpf_cargo::SkeletonBuilder;
+use std::env;
+use std::path::PathBuf;
+
+fn main() {
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let shared = env::var("DEP_FABSCOPE_HASH_INCLUDE").expect("run-format's build script tells its headers");
+    println!("cargo::rerun-if-changed=bpf");
+    println!("cargo::rerun-if-changed={shared}");
+    SkeletonBuilder::new()
+        .source("bpf/host.bpf.c")
+        .clang_args(["-Wall", "-Werror", "-mcpu=v3", "-I", "bpf", "-I", &shared])
+        .build_and_generate(out.join("host.skel.rs"))
+        .expect("bpf/host.bpf.c compiles: is clang 14 or newer installed?");
+    bindgen::Builder::default()
+        .header_contents("wrapper.h", "#include <linux/types.h>\n#include \"bpf/host.h\"")
+        .clang_arg(format!("-I{shared}"))
+        .allowlist_type("host_.*")
+        .allowlist_var("HOST_.*")
+        .prepend_enum_name(false)
+        .layout_tests(false)
+        .use_core()
+        .generate()
+        .expect("bpf/host.h becomes Rust types: is libclang installed?")
+        .write_to_file(out.join("host.rs"))
+        .expect("OUT_DIR can be written");
+}

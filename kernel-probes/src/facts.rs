@@ -1,0 +1,216 @@
+//! Gathers what decides which hooks a kernel offers: its type information, symbols, modules, lockdown and
+//! this process's capabilities. It draws no conclusions; [`crate::survey`] does.
+
+use crate::btf::{self, Name};
+use crate::error::Error;
+use crate::ladder;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+/// The modules whose types and functions matter, in the order in which they build on one another.
+pub(crate) const MODULES: &[&str] = &["nvme_core", "nvme_fabrics", "nvme_tcp"];
+
+/// The structures that the programs read, and the module that has them.
+pub(crate) const STRUCTS: &[(&str, &str)] =
+    &[("request", "vmlinux"), ("nvme_request", "nvme_core"), ("nvme_tcp_request", "nvme_tcp")];
+
+/// The driver's operations for I/O queues: their address tells its commands from other drivers'.
+pub(crate) const OPERATIONS: &str = "nvme_tcp_mq_ops";
+
+pub(crate) const CAPABILITIES_TEXT: &str =
+    "CAP_BPF and CAP_PERFMON (programs that read the kernel) and CAP_SYS_ADMIN (the modules' type information)";
+const CAPABILITIES: &[(u32, &str)] = &[(39, "CAP_BPF"), (38, "CAP_PERFMON"), (21, "CAP_SYS_ADMIN")];
+
+/// What a kernel has, as far as the ladders ask.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Facts {
+    /// `uname -r`.
+    pub(crate) release: String,
+    /// The modules of [`MODULES`] that are there, loaded or built in.
+    pub(crate) modules: BTreeSet<String>,
+    /// Where type information was found: `vmlinux` and modules.
+    pub(crate) typed: BTreeSet<String>,
+    /// Structures of [`STRUCTS`] that the type information has.
+    pub(crate) structs: BTreeSet<String>,
+    /// Functions with type information.
+    pub(crate) functions: BTreeSet<String>,
+    /// Tracepoints with type information.
+    pub(crate) tracepoints: BTreeSet<String>,
+    /// Tracepoints that tracefs lists; `None` when it can not be read.
+    pub(crate) events: Option<BTreeSet<String>>,
+    /// Functions that ftrace can hook; `None` when it does not tell.
+    pub(crate) traceable: Option<BTreeSet<String>>,
+    /// Symbols, with their suffixes, and their addresses (0 when hidden).
+    pub(crate) symbols: BTreeMap<String, u64>,
+    /// Whether the kernel has kprobes.
+    pub(crate) kprobes: bool,
+    /// Whether lockdown keeps programs from reading kernel memory.
+    pub(crate) confidential: bool,
+    /// Capabilities that this process lacks.
+    pub(crate) missing: Vec<&'static str>,
+}
+
+impl Facts {
+    /// Reads them from the running kernel.
+    pub(crate) fn gather() -> Result<Facts, Error> {
+        let wanted = ladder::names();
+        let mut facts = Facts {
+            release: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+            missing: missing_capabilities(&read("/proc/self/status")?),
+            confidential: fs::read_to_string("/sys/kernel/security/lockdown")
+                .is_ok_and(|text| is_confidential(&text)),
+            ..Facts::default()
+        };
+        facts.read_symbols(&read("/proc/kallsyms")?, &wanted);
+        let loaded = MODULES.iter().filter(|m| Path::new("/sys/module").join(m).exists());
+        facts.modules.extend(loaded.map(|m| (*m).to_owned()));
+        facts.read_types(&wanted)?;
+        for root in ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"] {
+            let root = Path::new(root);
+            let Ok(list) = fs::read_to_string(root.join("available_filter_functions")) else { continue };
+            facts.traceable = Some(traceable(&list, &wanted));
+            facts.events = fs::read_to_string(root.join("available_events")).ok().map(|text| {
+                text.lines().filter_map(|line| line.split_once(':')).map(|(_, name)| name.to_owned()).collect()
+            });
+            break;
+        }
+        Ok(facts)
+    }
+
+    fn read_types(&mut self, wanted: &BTreeSet<&str>) -> Result<(), Error> {
+        let mut base = 0;
+        for name in std::iter::once(&"vmlinux").chain(MODULES) {
+            let path = format!("/sys/kernel/btf/{name}");
+            let blob = match fs::read(&path) {
+                Ok(blob) => blob,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    if *name == "vmlinux" {
+                        return Ok(());
+                    }
+                    continue;
+                }
+                Err(error) => return Err(Error::File { path, why: error.to_string() }),
+            };
+            let strings = self.add_types(&blob, base, wanted).map_err(|why| Error::Types { path, why })?;
+            if *name == "vmlinux" {
+                base = strings;
+            }
+            self.typed.insert((*name).to_owned());
+        }
+        Ok(())
+    }
+
+    /// Takes in one blob; returns the length of its strings.
+    pub(crate) fn add_types(
+        &mut self,
+        blob: &[u8],
+        base: u32,
+        wanted: &BTreeSet<&str>,
+    ) -> Result<u32, &'static str> {
+        btf::names(blob, base, |name| match name {
+            Name::Function(name) if wanted.contains(name) => {
+                self.functions.insert(name.to_owned());
+            }
+            Name::Typedef(name) => {
+                if let Some(name) = name.strip_prefix("btf_trace_").filter(|name| wanted.contains(name)) {
+                    self.tracepoints.insert(name.to_owned());
+                }
+            }
+            Name::Struct(name) if STRUCTS.iter().any(|(known, _)| *known == name) => {
+                self.structs.insert(name.to_owned());
+            }
+            _ => {}
+        })
+    }
+
+    /// Takes in `/proc/kallsyms`: `address type name [module]`.
+    pub(crate) fn read_symbols(&mut self, text: &str, wanted: &BTreeSet<&str>) {
+        for line in text.lines() {
+            let mut words = line.split_ascii_whitespace();
+            let (Some(address), Some(_), Some(name)) = (words.next(), words.next(), words.next()) else { continue };
+            // A compiler's suffix (.isra.0, .constprop.0, .part.0, .cold) hides the plain name.
+            let plain = name.split('.').next().unwrap_or(name);
+            if wanted.contains(plain) || plain == OPERATIONS {
+                self.symbols.insert(name.to_owned(), u64::from_str_radix(address, 16).unwrap_or(0));
+            } else if plain == "register_kprobe" {
+                self.kprobes = true;
+            }
+        }
+    }
+}
+
+fn read(path: &str) -> Result<String, Error> {
+    fs::read_to_string(path).map_err(|error| Error::File { path: path.to_owned(), why: error.to_string() })
+}
+
+/// From `/proc/self/status`.
+fn missing_capabilities(status: &str) -> Vec<&'static str> {
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .unwrap_or(0);
+    CAPABILITIES.iter().filter(|(bit, _)| effective >> bit & 1 == 0).map(|(_, name)| *name).collect()
+}
+
+/// From `/sys/kernel/security/lockdown`: `none integrity [confidentiality]`.
+fn is_confidential(text: &str) -> bool {
+    text.contains("[confidentiality]")
+}
+
+/// From `available_filter_functions`: `name [module]`.
+fn traceable(list: &str, wanted: &BTreeSet<&str>) -> BTreeSet<String> {
+    list.lines()
+        .filter_map(|line| line.split_ascii_whitespace().next())
+        .filter(|name| wanted.contains(name))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn symbols_keep_their_suffix_and_address() {
+        let mut facts = Facts::default();
+        let text = "ffffffff81000000 T register_kprobe\n\
+                    ffffffffc0a01230 t nvme_tcp_queue_rq\t[nvme_tcp]\n\
+                    ffffffffc0a01240 t nvme_tcp_setup_h2c_data_pdu.isra.0 [nvme_tcp]\n\
+                    ffffffffc0a09000 d nvme_tcp_mq_ops [nvme_tcp]\n\
+                    not a line\n\n\
+                    ffffffff81000010 T something_else\n";
+        facts.read_symbols(text, &ladder::names());
+        assert!(facts.kprobes);
+        let names: Vec<&str> = facts.symbols.keys().map(String::as_str).collect();
+        assert_eq!(names, ["nvme_tcp_mq_ops", "nvme_tcp_queue_rq", "nvme_tcp_setup_h2c_data_pdu.isra.0"]);
+        assert_eq!(facts.symbols["nvme_tcp_mq_ops"], 0xffff_ffff_c0a0_9000);
+    }
+
+    #[test]
+    fn capabilities_are_told_by_name() {
+        assert_eq!(missing_capabilities("CapEff:\t000001ffffffffff\n"), Vec::<&str>::new());
+        assert_eq!(missing_capabilities("CapEff:\t0000000000200000\n"), ["CAP_BPF", "CAP_PERFMON"]);
+        assert_eq!(missing_capabilities("").len(), 3);
+    }
+
+    #[test]
+    fn lockdown_is_what_stands_in_brackets() {
+        assert!(is_confidential("none integrity [confidentiality]\n"));
+        assert!(!is_confidential("none [integrity] confidentiality\n"));
+    }
+
+    #[test]
+    fn facts_of_this_kernel_are_gathered() {
+        let facts = Facts::gather().unwrap();
+        assert!(!facts.release.is_empty());
+        if facts.typed.contains("vmlinux") {
+            assert!(facts.structs.contains("request"));
+            assert!(facts.tracepoints.contains("block_rq_complete"));
+            assert!(facts.functions.contains("blk_mq_complete_request_remote"));
+        } else {
+            println!("skipped: this kernel has no type information");
+        }
+    }
+}

@@ -1,0 +1,456 @@
+//! Attaches the host's programs, takes their messages and keeps their counters. Which programs those are is
+//! [`crate::survey`]'s choice.
+
+use crate::error::Error;
+use crate::facts::{Facts, OPERATIONS};
+use crate::message::Message;
+use crate::queues::Queues;
+use crate::survey::{Plan, Survey, prevented};
+use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
+use libbpf_rs::{Link, MapCore, MapFlags, PrintLevel, RingBuffer, RingBufferBuilder};
+use run_format::bpf::{raw, sampling_limit};
+use run_format::{Counters, Event, Hook, Kind, Lost, Side, Sink, Software, Source, monotonic_now};
+use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+#[allow(missing_debug_implementations, unreachable_pub, unused_qualifications, clippy::all, clippy::undocumented_unsafe_blocks, clippy::unwrap_used, clippy::expect_used)]
+mod skeleton {
+    include!(concat!(env!("OUT_DIR"), "/host.skel.rs"));
+}
+use skeleton::{HostSkel, HostSkelBuilder};
+
+/// How to record the host.
+#[derive(Clone, Copy, Debug)]
+pub struct HostOptions {
+    /// Keep one command in this many, chosen by the hash that both sides share.
+    pub one_in: u32,
+    /// Bytes of the ring that records wait in; rounded up to a power of two.
+    pub ring_bytes: u32,
+    /// Commands that may be in flight at once before some are lost.
+    pub in_flight: u32,
+}
+
+impl Default for HostOptions {
+    fn default() -> Self {
+        HostOptions { one_in: 1, ring_bytes: 8 << 20, in_flight: 1 << 16 }
+    }
+}
+
+/// The host's probes, attached. Dropping it detaches them.
+#[derive(Debug)]
+pub struct Host {
+    survey: Survey,
+    software: Software,
+    programs: Programs,
+    ring: RingBuffer<'static>,
+    inbox: Arc<Mutex<Vec<Message>>>,
+    /// The inbox's other buffer: the two change places, so that none is allocated anew.
+    taken: Vec<Message>,
+    queues: Queues,
+    /// Records handed to the sink.
+    handed: u64,
+    /// Records of queues that nothing was told of.
+    nameless: u64,
+    /// Messages other than commands that are known to be lost.
+    lost_messages: u64,
+    stopped: bool,
+}
+
+/// The loaded object and its links. The order of the fields is that of their end: links first.
+struct Programs {
+    links: Vec<Link>,
+    skeleton: HostSkel<'static>,
+    /// The program that counts what is seen.
+    identity: &'static str,
+}
+
+impl std::fmt::Debug for Programs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Programs").field("links", &self.links.len()).finish_non_exhaustive()
+    }
+}
+
+/// Why a set of programs did not come up.
+enum Refused {
+    /// The kernel did not take this program: another may do.
+    Program(&'static str, String),
+    /// Nothing else to try.
+    All(Error),
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        Refused::All(error)
+    }
+}
+
+impl Host {
+    /// Attaches the best hooks that this kernel has, while commands run; recording starts when the last is
+    /// in place.
+    ///
+    /// # Errors
+    /// When a privilege, the driver or type information is missing, or the kernel refuses the programs on
+    /// every rung; the message says what to do.
+    pub fn attach(options: &HostOptions) -> Result<Host, Error> {
+        let facts = Facts::gather()?;
+        prevented(&facts)?;
+        let mut refused = BTreeMap::new();
+        loop {
+            let plan = Plan::make(&facts, &refused);
+            plan.essential()?;
+            match Programs::load(&plan, &facts, options) {
+                Ok(programs) => return Host::start(programs, plan.survey, &facts),
+                Err(Refused::All(error)) => return Err(error),
+                Err(Refused::Program(name, why)) => {
+                    if refused.insert(name, why.clone()).is_some() {
+                        return Err(Error::Load { doing: "attaching them", why });
+                    }
+                }
+            }
+        }
+    }
+
+    fn start(mut programs: Programs, survey: Survey, facts: &Facts) -> Result<Host, Error> {
+        let inbox = Arc::new(Mutex::new(Vec::new()));
+        let filled = Arc::clone(&inbox);
+        let mut builder = RingBufferBuilder::new();
+        let read = |source| Error::Read { doing: "mapping the ring of records", source };
+        builder
+            .add(&programs.skeleton.maps.ring, move |bytes: &[u8]| {
+                if let Some(message) = Message::parse(bytes) {
+                    lock(&filled).push(message);
+                }
+                0
+            })
+            .map_err(read)?;
+        let ring = builder.build().map_err(read)?;
+        if let Some(shared) = programs.skeleton.maps.bss_data.as_deref_mut() {
+            shared.recording_since = monotonic_now().0;
+            shared.recording = 1;
+        }
+        Ok(Host {
+            software: Software {
+                name: "nvme-tcp".to_owned(),
+                version: facts.release.clone(),
+                build_id: std::fs::read("/sys/module/nvme_tcp/notes/.note.gnu.build-id")
+                    .ok()
+                    .and_then(|note| build_id(&note)),
+                ..Software::default()
+            },
+            survey,
+            programs,
+            ring,
+            inbox,
+            taken: Vec::new(),
+            queues: Queues::default(),
+            handed: 0,
+            nameless: 0,
+            lost_messages: 0,
+            stopped: false,
+        })
+    }
+
+    /// What was chosen for each boundary, and why.
+    #[must_use]
+    pub fn survey(&self) -> &Survey {
+        &self.survey
+    }
+
+    /// Takes what is in the ring now; returns the number of commands.
+    fn take(&mut self, sink: &mut dyn Sink) -> Result<usize, Error> {
+        let mut commands = 0;
+        loop {
+            // A slice at a time, so that the inbox stays small.
+            let consumed = self.ring.consume_raw_n(SLICE);
+            if consumed < 0 {
+                let source = libbpf_rs::Error::from_raw_os_error(-consumed);
+                return Err(Error::Read { doing: "reading the ring of records", source });
+            }
+            std::mem::swap(&mut *lock(&self.inbox), &mut self.taken);
+            for message in self.taken.drain(..) {
+                match message {
+                    Message::Command(record) => match self.queues.id(record.queue, sink) {
+                        Some(queue) => {
+                            sink.command(&record.to_command(queue));
+                            self.handed += 1;
+                            commands += 1;
+                        }
+                        None => self.nameless += 1,
+                    },
+                    Message::Queue(queue) => self.queues.told(*queue),
+                    Message::Event(event) => {
+                        self.queues.happened(&event, sink);
+                        if let Some(event) = event.event() {
+                            sink.event(event);
+                        }
+                    }
+                }
+            }
+            if consumed == 0 {
+                break;
+            }
+        }
+        let lost = self.programs.skeleton.maps.bss_data.as_ref().map_or(0, |shared| shared.lost_messages);
+        if lost > self.lost_messages {
+            self.lost_messages = lost;
+            sink.event(Event {
+                at_ns: monotonic_now(),
+                what: format!("{lost} events lost: the ring was full"),
+                on: "nvme".to_owned(),
+            });
+        }
+        Ok(commands)
+    }
+
+    /// A counter of the programs, over all CPUs.
+    fn counter(&self, index: u32) -> Result<u64, Error> {
+        let map = &self.programs.skeleton.maps.counters;
+        let values = map
+            .lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY)
+            .map_err(|source| Error::Read { doing: "reading the counters", source })?;
+        let sum = values.into_iter().flatten().filter_map(|value| {
+            value.get(..8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_ne_bytes)
+        });
+        Ok(sum.sum())
+    }
+}
+
+/// Messages taken from the ring at a time.
+const SLICE: usize = 4096;
+/// The programs wake the consumer only when the ring fills; meanwhile it looks by itself this often, which
+/// costs the recorded system less than a wake-up a command.
+const LOOK: Duration = Duration::from_millis(20);
+/// The ring is filled by this share when the consumer is woken.
+const WAKE_SHARE: u64 = 4;
+
+impl Source for Host {
+    type Error = Error;
+
+    fn side(&self) -> Side {
+        Side::Host
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Kernel
+    }
+
+    fn software(&self) -> Software {
+        self.software.clone()
+    }
+
+    fn hooks(&self) -> Vec<Hook> {
+        self.survey.hooks()
+    }
+
+    fn poll(&mut self, timeout: Duration, sink: &mut dyn Sink) -> Result<usize, Error> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let taken = self.take(sink)?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if taken > 0 || left.is_zero() {
+                return Ok(taken);
+            }
+            let waited = self.ring.poll_raw(left.min(LOOK));
+            // A signal is the caller's business.
+            if waited == -libc::EINTR {
+                return self.take(sink);
+            }
+            if waited < 0 {
+                let source = libbpf_rs::Error::from_raw_os_error(-waited);
+                return Err(Error::Read { doing: "waiting for records", source });
+            }
+        }
+    }
+
+    fn stop(&mut self, sink: &mut dyn Sink) -> Result<(), Error> {
+        if !self.stopped {
+            self.stopped = true;
+            // No command begins to be seen from here on; those in flight may still end.
+            if let Some(shared) = self.programs.skeleton.maps.bss_data.as_deref_mut() {
+                shared.recording = 0;
+            }
+            settle();
+            self.programs.links.clear();
+            settle();
+        }
+        self.take(sink)?;
+        Ok(())
+    }
+
+    fn counters(&self) -> Result<Counters, Error> {
+        let missed = missed(&self.programs);
+        let recorded = self.counter(raw::FAB_RECORDED)?;
+        let mut counters = Counters {
+            // What a program missed was not counted as seen.
+            seen: self.counter(raw::FAB_SEEN)? + missed,
+            recorded: self.handed,
+            unsampled: self.counter(raw::FAB_UNSAMPLED)?,
+            lost: Lost {
+                ring_full: self.counter(raw::FAB_LOST_RING)?,
+                map_full: self.counter(raw::FAB_LOST_MAP)?,
+                unfinished: self.counter(raw::FAB_LOST_UNFINISHED)?,
+                unreadable: self.counter(raw::FAB_LOST_READ)? + self.nameless,
+                probe_missed: missed,
+            },
+            in_flight: 0,
+            no_start: self.counter(raw::FAB_NO_START)?,
+        };
+        counters.in_flight = if self.stopped {
+            self.programs.skeleton.maps.commands.keys().count() as u64
+        } else {
+            // What is in flight and what waits in the ring.
+            let over = recorded.min(self.handed) + counters.unsampled + counters.lost.total();
+            counters.seen.saturating_sub(over)
+        };
+        Ok(counters)
+    }
+}
+
+impl Programs {
+    fn load(plan: &Plan, facts: &Facts, options: &HostOptions) -> Result<Programs, Refused> {
+        let failed = |doing| move |error: libbpf_rs::Error| Refused::All(Error::Load { doing, why: format!("{error:#}") });
+        let _said = Said::listen();
+        // The skeleton borrows this for as long as it lives, which is as long as the recording: a few bytes
+        // a recording stay.
+        let storage = Box::leak(Box::new(MaybeUninit::uninit()));
+        let mut open = HostSkelBuilder::default().open(storage).map_err(failed("opening them"))?;
+        if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
+            constants.sampling_limit = sampling_limit(options.one_in);
+            constants.tcp_mq_ops = facts.symbols.get(OPERATIONS).copied().unwrap_or(0);
+            constants.wake_at = u64::from(ring_bytes(options)) / WAKE_SHARE;
+            constants.watch_port = !plan.connections;
+        }
+        open.maps.ring.set_max_entries(ring_bytes(options)).map_err(failed("sizing the ring of records"))?;
+        open.maps
+            .commands
+            .set_max_entries(options.in_flight.max(1))
+            .map_err(failed("sizing the map of commands"))?;
+        for mut program in open.open_object_mut().progs_mut() {
+            let wanted = program.name().to_str().is_some_and(|name| plan.programs.contains(name));
+            program.set_autoload(wanted);
+        }
+        let skeleton = open.load().map_err(|error| {
+            let said = Said::take();
+            match plan.programs.iter().find(|name| said.contains(&format!("prog '{name}': "))) {
+                Some(name) => Refused::Program(name, reason(&said, name)),
+                None => Refused::All(Error::Load { doing: "loading them", why: format!("{error:#}: {said}") }),
+            }
+        })?;
+        let mut programs = Programs { links: Vec::new(), skeleton, identity: "" };
+        for program in programs.skeleton.object().progs_mut() {
+            let Some(name) = plan.programs.iter().find(|name| program.name() == **name) else { continue };
+            match program.attach() {
+                Ok(link) => programs.links.push(link),
+                Err(error) => return Err(Refused::Program(name, format!("the kernel refused it: {error}"))),
+            }
+            if name.starts_with("setup_") {
+                programs.identity = name;
+            }
+        }
+        Ok(programs)
+    }
+}
+
+fn ring_bytes(options: &HostOptions) -> u32 {
+    options.ring_bytes.clamp(1 << 16, 1 << 30).next_power_of_two()
+}
+
+/// What libbpf said of a program: its last line about it, which has the reason.
+fn reason(said: &str, name: &str) -> String {
+    let about = format!("prog '{name}': ");
+    let line = said.lines().rev().find(|line| line.contains(&about)).unwrap_or(said);
+    line.trim_start_matches("libbpf: ").to_owned()
+}
+
+/// The times that the kernel could not run the program that counts what is seen.
+fn missed(programs: &Programs) -> u64 {
+    let identity = programs.skeleton.object().progs().find(|program| program.name() == programs.identity);
+    let Some(identity) = identity else { return 0 };
+    let path = format!("/proc/self/fdinfo/{}", identity.as_fd().as_raw_fd());
+    // Kernels before 5.12 do not count it.
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.lines()
+        .find_map(|line| line.strip_prefix("recursion_misses:"))
+        .and_then(|count| count.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+/// Waits until no CPU is inside a program that began before.
+fn settle() {
+    const GLOBAL: libc::c_int = 1;
+    // SAFETY: the call takes integers and no memory.
+    let done = unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };
+    if done != 0 {
+        // Refused on kernels with nohz_full CPUs. A program runs for microseconds.
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// From a module's `.note.gnu.build-id`: three words (name length, length, type), the name, the build-id.
+fn build_id(note: &[u8]) -> Option<String> {
+    let length = u32::from_ne_bytes(note.get(4..8)?.try_into().ok()?) as usize;
+    let id = note.get(16..16usize.checked_add(length)?)?;
+    (!id.is_empty()).then(|| id.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What libbpf says while it loads; it has one ear for the whole process.
+struct Said {
+    before: Option<(PrintLevel, fn(PrintLevel, String))>,
+}
+
+static SAID: Mutex<String> = Mutex::new(String::new());
+
+impl Said {
+    fn listen() -> Said {
+        lock(&SAID).clear();
+        Said {
+            before: libbpf_rs::set_print(Some((PrintLevel::Warn, |_, line| lock(&SAID).push_str(&line)))),
+        }
+    }
+
+    fn take() -> String {
+        std::mem::take(&mut *lock(&SAID))
+    }
+}
+
+impl Drop for Said {
+    fn drop(&mut self) {
+        libbpf_rs::set_print(self.before.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_is_a_power_of_two() {
+        let of = |ring_bytes| super::ring_bytes(&HostOptions { ring_bytes, ..HostOptions::default() });
+        assert_eq!(of(0), 1 << 16);
+        assert_eq!(of((1 << 20) + 1), 1 << 21);
+        assert_eq!(of(u32::MAX), 1 << 30);
+    }
+
+    #[test]
+    fn a_build_id_is_read_from_its_note() {
+        let note = [4u32, 3, 3].iter().flat_map(|w| w.to_ne_bytes()).chain(*b"GNU\0\x01\xab\xff\0").collect::<Vec<_>>();
+        assert_eq!(build_id(&note).as_deref(), Some("01abff"));
+        assert_eq!(build_id(&note[..17]), None);
+        assert_eq!(build_id(&[]), None);
+    }
+
+    #[test]
+    fn a_programs_reason_is_the_last_thing_said_of_it() {
+        let said = "libbpf: prog 'a_tp': BPF program load failed: -EINVAL\n\
+                    libbpf: prog 'b_tp': failed to load: -22\n\
+                    libbpf: failed to load object\n";
+        assert_eq!(reason(said, "a_tp"), "prog 'a_tp': BPF program load failed: -EINVAL");
+    }
+}

@@ -1,0 +1,373 @@
+//! Decides which hook each boundary gets on a kernel, and says why. It attaches nothing.
+
+use crate::error::Error;
+use crate::facts::{Facts, STRUCTS};
+use crate::ladder::{Attach, HOST, Ladder, Point, Program, Rung};
+use run_format::{Boundary, Hook};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the running kernel offers a recording of its NVMe/TCP host.
+#[derive(Clone, Debug)]
+pub struct Survey {
+    /// Kernel release.
+    pub kernel: String,
+    /// One entry for each boundary of the host, in the order a command passes them.
+    pub boundaries: Vec<Choice>,
+    /// What else is watched: identity, retries, connections, controller states.
+    pub others: Vec<Choice>,
+    /// What keeps anything from being recorded; empty when recording works.
+    pub obstacles: Vec<String>,
+}
+
+/// The ladder of hooks for one thing that has to be seen.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// The boundary's name, or what is watched.
+    pub what: &'static str,
+    /// The boundary, where it is one.
+    pub boundary: Option<Boundary>,
+    /// The ways to see it, best first.
+    pub rungs: Vec<Way>,
+    /// Index in `rungs` of the one that is used; `None` when there is none.
+    pub chosen: Option<usize>,
+    /// What a recording loses without it.
+    pub without: &'static str,
+}
+
+/// One way to see something.
+#[derive(Clone, Debug)]
+pub struct Way {
+    /// How it is taken, such as `fentry nvme_tcp_queue_rq`.
+    pub hook: &'static str,
+    /// Whether it is the moment itself, as opposed to a near one that stands for it.
+    pub measured: bool,
+    /// Why this kernel does not offer it.
+    pub obstacle: Option<String>,
+    /// What is less good about it than about those before it.
+    pub lack: Option<&'static str>,
+}
+
+/// What the running kernel offers. Nothing is attached; a kernel that can not be recorded is described too.
+///
+/// # Errors
+/// When `/proc` or the kernel's type information can not be read.
+pub fn survey() -> Result<Survey, Error> {
+    Ok(Plan::make(&Facts::gather()?, &BTreeMap::new()).survey)
+}
+
+impl Survey {
+    /// How each boundary is taken, as a run's manifest has it.
+    #[must_use]
+    pub fn hooks(&self) -> Vec<Hook> {
+        self.boundaries.iter().filter_map(Choice::hook).collect()
+    }
+}
+
+impl Choice {
+    fn hook(&self) -> Option<Hook> {
+        let boundary = self.boundary?;
+        let passed = &self.rungs[..self.chosen.unwrap_or(self.rungs.len())];
+        let mut why: Vec<String> = passed
+            .iter()
+            .map(|way| format!("not {}: {}", way.hook, way.obstacle.as_deref().unwrap_or("not needed")))
+            .collect();
+        let way = self.chosen.map(|index| &self.rungs[index]);
+        match way {
+            Some(way) => why.extend(way.lack.map(str::to_owned)),
+            None => why.push(format!("lost: {}", self.without)),
+        }
+        Some(Hook {
+            boundary,
+            hook: way.map(|way| way.hook.to_owned()),
+            rung: u32::try_from(self.chosen.unwrap_or(self.rungs.len())).unwrap_or(u32::MAX),
+            measured: way.is_some_and(|way| way.measured),
+            instruction: None,
+            estimated_ns: None,
+            why: (!why.is_empty()).then(|| why.join("; ")),
+        })
+    }
+}
+
+/// A survey and the programs that go with it.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) survey: Survey,
+    /// The programs to load, by name; each once, though two boundaries may share it.
+    pub(crate) programs: BTreeSet<&'static str>,
+    /// Whether a hook tells of reconnects.
+    pub(crate) connections: bool,
+    release: String,
+}
+
+impl Plan {
+    /// Chooses from what the kernel has. `refused` holds programs that the kernel did not take when it was
+    /// tried, and why.
+    pub(crate) fn make(facts: &Facts, refused: &BTreeMap<&'static str, String>) -> Plan {
+        let mut plan = Plan {
+            survey: Survey {
+                kernel: facts.release.clone(),
+                boundaries: Vec::new(),
+                others: Vec::new(),
+                obstacles: Vec::new(),
+            },
+            programs: BTreeSet::new(),
+            connections: false,
+            release: facts.release.clone(),
+        };
+        for ladder in HOST {
+            let rungs: Vec<Way> = ladder.rungs.iter().map(|rung| way(facts, refused, rung)).collect();
+            let chosen = rungs.iter().position(|way| way.obstacle.is_none());
+            if let Some(index) = chosen {
+                plan.programs.extend(ladder.rungs[index].programs.iter().map(|program| program.name));
+            }
+            plan.connections |= ladder.point == Point::Connect && chosen.is_some();
+            let boundary = match ladder.point {
+                Point::Boundary(boundary) => Some(boundary),
+                _ => None,
+            };
+            let choice = Choice { what: ladder.what, boundary, rungs, chosen, without: ladder.without };
+            match boundary {
+                Some(_) => plan.survey.boundaries.push(choice),
+                None => plan.survey.others.push(choice),
+            }
+        }
+        plan.survey.obstacles =
+            [prevented(facts).err(), plan.essential().err()].into_iter().flatten().map(|e| e.to_string()).collect();
+        plan
+    }
+
+    /// Fails when what every record needs can not be seen.
+    pub(crate) fn essential(&self) -> Result<(), Error> {
+        let all = self.survey.boundaries.iter().chain(&self.survey.others);
+        for choice in all.filter(|choice| essential(choice) && choice.chosen.is_none()) {
+            let why: Vec<String> = choice
+                .rungs
+                .iter()
+                .map(|way| format!("{}: {}", way.hook, way.obstacle.as_deref().unwrap_or("")))
+                .collect();
+            return Err(Error::NoHook { release: self.release.clone(), what: choice.what, why: why.join("; ") });
+        }
+        Ok(())
+    }
+}
+
+fn essential(choice: &Choice) -> bool {
+    HOST.iter()
+        .any(|ladder: &Ladder| ladder.what == choice.what && ladder.point == Point::Identity)
+        || choice.boundary == Some(Boundary::HEnd)
+}
+
+/// What keeps every program from working, whatever hooks there are.
+pub(crate) fn prevented(facts: &Facts) -> Result<(), Error> {
+    if !facts.missing.is_empty() {
+        return Err(Error::Privileges { missing: facts.missing.clone() });
+    }
+    if facts.confidential {
+        return Err(Error::Lockdown);
+    }
+    let no_types = |module: &str, option| Error::NoTypes {
+        release: facts.release.clone(),
+        path: format!("/sys/kernel/btf/{module}"),
+        option,
+    };
+    if !facts.typed.contains("vmlinux") {
+        return Err(no_types("vmlinux", "CONFIG_DEBUG_INFO_BTF=y"));
+    }
+    if !facts.modules.contains("nvme_tcp") && !facts.symbols.contains_key("nvme_tcp_queue_rq") {
+        return Err(Error::NoDriver);
+    }
+    for (name, module) in STRUCTS {
+        if !facts.structs.contains(*name) {
+            return Err(no_types(module, "CONFIG_DEBUG_INFO_BTF_MODULES=y"));
+        }
+    }
+    Ok(())
+}
+
+fn way(facts: &Facts, refused: &BTreeMap<&'static str, String>, rung: &Rung) -> Way {
+    let obstacle = rung
+        .programs
+        .iter()
+        .find_map(|program| refused.get(program.name).cloned().or_else(|| missing(facts, program)));
+    Way { hook: rung.hook, measured: rung.measured, obstacle, lack: rung.lack }
+}
+
+/// Why a program can not be attached, as far as that can be told without trying.
+fn missing(facts: &Facts, program: &Program) -> Option<String> {
+    let name = program.attach.name();
+    match program.attach {
+        Attach::Tracepoint(_) => (!facts.tracepoints.contains(name))
+            .then(|| format!("no tracepoint {name} in this kernel's type information")),
+        Attach::RawTracepoint(_) => match &facts.events {
+            Some(events) => (!events.contains(name)).then(|| format!("no tracepoint {name}")),
+            None => (!facts.tracepoints.contains(name)).then(|| format!("no sign of a tracepoint {name}")),
+        },
+        Attach::Fentry(_) | Attach::Fexit(_) => {
+            if !facts.functions.contains(name) {
+                return Some(absent(facts, name, "it has no type information"));
+            }
+            let untraceable = facts.traceable.as_ref().is_some_and(|functions| !functions.contains(name));
+            untraceable.then(|| format!("{name} has no room for ftrace"))
+        }
+        Attach::Kprobe(_) => {
+            if !facts.kprobes {
+                return Some("this kernel is built without kprobes".to_owned());
+            }
+            (!facts.symbols.contains_key(name)).then(|| absent(facts, name, "it is not a symbol"))
+        }
+    }
+}
+
+/// Why a function is not there under its plain name.
+fn absent(facts: &Facts, name: &str, there: &str) -> String {
+    if facts.symbols.contains_key(name) {
+        return format!("{name}: {there}");
+    }
+    let variant = facts.symbols.keys().find(|symbol| symbol.split('.').next() == Some(name));
+    match variant {
+        Some(variant) => format!("the compiler made {variant} of it, whose arguments are not those of the source"),
+        None => format!("no function {name}: the compiler inlined it, or this kernel has none"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::MODULES;
+    use crate::ladder;
+    use proptest::prelude::*;
+
+    /// A kernel that has everything, as far as the ladders ask.
+    fn rich() -> Facts {
+        let mut facts = Facts { release: "6.99".to_owned(), kprobes: true, ..Facts::default() };
+        facts.modules = MODULES.iter().map(|m| (*m).to_owned()).collect();
+        facts.typed = std::iter::once("vmlinux").chain(MODULES.iter().copied()).map(str::to_owned).collect();
+        facts.structs = STRUCTS.iter().map(|(name, _)| (*name).to_owned()).collect();
+        for name in ladder::names() {
+            facts.functions.insert(name.to_owned());
+            facts.tracepoints.insert(name.to_owned());
+            facts.symbols.insert(name.to_owned(), 1);
+        }
+        facts
+    }
+
+    fn hook(facts: &Facts, boundary: Boundary) -> Hook {
+        let hooks = Plan::make(facts, &BTreeMap::new()).survey.hooks();
+        hooks.into_iter().find(|hook| hook.boundary == boundary).unwrap()
+    }
+
+    #[test]
+    fn a_rich_kernel_gets_the_best_rung_everywhere() {
+        let plan = Plan::make(&rich(), &BTreeMap::new());
+        assert_eq!(plan.survey.obstacles, Vec::<String>::new());
+        for hook in plan.survey.hooks() {
+            assert_eq!((hook.rung, hook.measured, &hook.why), (0, true, &None), "{hook:?}");
+        }
+        assert!(plan.connections);
+    }
+
+    #[test]
+    fn inlined_send_functions_lead_to_the_page_that_is_sent() {
+        let mut facts = rich();
+        for name in ["nvme_tcp_try_send_cmd_pdu", "nvme_tcp_try_send_data_pdu"] {
+            facts.functions.remove(name);
+            facts.symbols.remove(name);
+        }
+        let sent = hook(&facts, Boundary::HSent);
+        assert_eq!(sent.hook.as_deref(), Some("fentry kernel_sendpage in nvme_tcp_try_send"));
+        assert!(sent.measured);
+        assert!(sent.why.unwrap().contains("the compiler inlined it"));
+        let plan = Plan::make(&facts, &BTreeMap::new());
+        assert!(plan.programs.contains("try_send_fentry") && !plan.programs.contains("send_command_fentry"));
+    }
+
+    #[test]
+    fn a_suffix_of_the_compilers_is_named() {
+        let mut facts = rich();
+        facts.functions.remove("nvme_tcp_setup_h2c_data_pdu");
+        facts.symbols.remove("nvme_tcp_setup_h2c_data_pdu");
+        facts.symbols.insert("nvme_tcp_setup_h2c_data_pdu.isra.0".to_owned(), 1);
+        let r2t = hook(&facts, Boundary::HR2t);
+        assert_eq!(r2t.hook, None);
+        let why = r2t.why.unwrap();
+        assert!(why.contains("nvme_tcp_setup_h2c_data_pdu.isra.0"), "{why}");
+        assert!(why.contains("lost: the wait for R2Ts"), "{why}");
+    }
+
+    #[test]
+    fn a_function_without_room_for_ftrace_is_taken_by_kprobe() {
+        let mut facts = rich();
+        let mut traceable: BTreeSet<String> = facts.functions.clone();
+        traceable.remove("nvme_tcp_queue_rq");
+        facts.traceable = Some(traceable);
+        assert_eq!(hook(&facts, Boundary::HDriver).hook.as_deref(), Some("kprobe nvme_tcp_queue_rq"));
+        facts.kprobes = false;
+        let driver = hook(&facts, Boundary::HDriver);
+        assert_eq!(driver.hook.as_deref(), Some("nvme_setup_cmd"));
+        assert!(!driver.measured);
+    }
+
+    #[test]
+    fn a_refused_program_gives_way_to_the_next_rung_with_the_kernels_reason() {
+        let refused = BTreeMap::from([("end_tp", "EINVAL".to_owned())]);
+        let plan = Plan::make(&rich(), &refused);
+        let end = plan.survey.hooks().pop().unwrap();
+        assert_eq!(end.hook.as_deref(), Some("tp_btf nvme_complete_rq"));
+        assert!(end.why.unwrap().contains("EINVAL"));
+    }
+
+    #[test]
+    fn what_prevents_recording_is_said_with_the_way_out() {
+        let case = |change: &dyn Fn(&mut Facts)| {
+            let mut facts = rich();
+            change(&mut facts);
+            Plan::make(&facts, &BTreeMap::new()).survey.obstacles.join("\n")
+        };
+        let said = case(&|f| f.missing = vec!["CAP_BPF"]);
+        assert!(said.contains("missing: CAP_BPF") && said.contains("sudo fabscope record host"), "{said}");
+        assert!(case(&|f| f.confidential = true).contains("lockdown=confidentiality"));
+        assert!(case(&|f| f.typed.clear()).contains("CONFIG_DEBUG_INFO_BTF=y"));
+        assert!(case(&|f| drop(f.structs.remove("nvme_tcp_request"))).contains("/sys/kernel/btf/nvme_tcp"));
+        let said = case(&|f| {
+            f.modules.clear();
+            f.symbols.clear();
+        });
+        assert!(said.contains("modprobe nvme-tcp, or connect first"), "{said}");
+        let said = case(&|f| {
+            f.tracepoints.remove("nvme_setup_cmd");
+            f.functions.remove("nvme_setup_cmd");
+        });
+        assert!(said.contains("no way to see a command's identity"), "{said}");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_missing_the_programs_are_those_of_the_chosen_rungs(
+            gone in proptest::collection::vec(any::<(bool, bool, bool)>(), ladder::names().len()),
+            kprobes: bool,
+        ) {
+            let mut facts = rich();
+            facts.kprobes = kprobes;
+            for (name, (function, tracepoint, symbol)) in ladder::names().into_iter().zip(gone) {
+                if function { facts.functions.remove(name); }
+                if tracepoint { facts.tracepoints.remove(name); }
+                if symbol { facts.symbols.remove(name); }
+            }
+            let plan = Plan::make(&facts, &BTreeMap::new());
+            prop_assert_eq!(plan.survey.hooks().len(), plan.survey.boundaries.len());
+            for ladder in HOST {
+                for program in ladder.rungs.iter().flat_map(|rung| rung.programs) {
+                    if plan.programs.contains(program.name) {
+                        prop_assert!(missing(&facts, program).is_none());
+                    }
+                }
+            }
+            for choice in plan.survey.boundaries.iter().chain(&plan.survey.others) {
+                if let Some(chosen) = choice.chosen {
+                    prop_assert!(choice.rungs[chosen].obstacle.is_none());
+                    prop_assert!(choice.rungs[..chosen].iter().all(|way| way.obstacle.is_some()));
+                }
+            }
+        }
+    }
+}
