@@ -109,6 +109,17 @@ pub(crate) struct FunctionFacts {
     pub(crate) copies: Vec<(u64, Vec<Argument>)>,
 }
 
+impl FunctionFacts {
+    /// In order, each once: a function in a header is described by many units.
+    fn tidy(&mut self) {
+        self.inlined.sort_unstable();
+        self.inlined.dedup();
+        self.inlined.truncate(MOST_INLINED);
+        self.copies.sort_by_key(|(entry, _)| *entry);
+        self.copies.dedup();
+    }
+}
+
 /// Where an argument is when the function is entered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Argument {
@@ -141,12 +152,8 @@ impl Found {
         for (name, facts) in other.functions {
             let known = self.functions.entry(name).or_default();
             known.inlined.extend(facts.inlined);
-            known.inlined.sort_unstable();
-            known.inlined.dedup();
-            known.inlined.truncate(MOST_INLINED);
             known.copies.extend(facts.copies);
-            known.copies.sort_by_key(|(entry, _)| *entry);
-            known.copies.dedup();
+            known.tidy();
         }
         self.declared.extend(other.declared);
         self.missing_split = match (self.missing_split.take(), other.missing_split) {
@@ -374,6 +381,9 @@ impl<'d, 'a> Pass<'d, 'a> {
             }
             all
         });
+        for facts in all.functions.values_mut() {
+            facts.tidy();
+        }
         if let Some(error) = &self.header_error {
             all.absorb(Found { damaged: Some((error.clone(), 1)), ..Found::default() });
         }
@@ -1057,10 +1067,7 @@ impl<'d, 'a> Pass<'d, 'a> {
         finish(&mut current);
         for (index, address) in inlined {
             if let Some(name) = self.wanted.functions.get(index) {
-                let facts = found.functions.entry(name.clone()).or_default();
-                if !facts.inlined.contains(&address) {
-                    facts.inlined.push(address);
-                }
+                found.functions.entry(name.clone()).or_default().inlined.push(address);
             }
         }
         Ok(())

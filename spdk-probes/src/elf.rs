@@ -178,6 +178,15 @@ impl Elf {
         &self.data
     }
 
+    /// The parts of the file that a process gets as data: constants among them, code not.
+    pub(crate) fn data_parts(&self) -> impl Iterator<Item = &[u8]> {
+        self.segments.iter().filter(|segment| !segment.executable).filter_map(|segment| {
+            let start = usize::try_from(segment.offset).ok()?;
+            let end = usize::try_from(segment.offset.checked_add(segment.size)?).ok()?;
+            self.data.get(start..end.min(self.data.len()))
+        })
+    }
+
     /// Contents of a section; empty where the file has none of that name.
     pub(crate) fn section(&self, name: &str) -> Result<Cow<'_, [u8]>, Error> {
         let Some(file) = self.file() else {
@@ -278,20 +287,26 @@ impl Elf {
         found
     }
 
-    /// Names of functions that contain `part`, the shortest first.
-    pub(crate) fn functions_like(&self, part: &str, most: usize) -> Vec<String> {
-        let part = part.as_bytes();
-        if part.len() < 4 {
-            return Vec::new();
+    /// Names of functions that contain one of `parts`: those with the first of the parts that any has,
+    /// the shortest first.
+    pub(crate) fn functions_like(&self, parts: &[String], most: usize) -> Vec<String> {
+        let mut best = parts.len();
+        let mut names: Vec<&[u8]> = Vec::new();
+        for symbol in self.symbols().by_hash.iter().filter(|symbol| !symbol.cold) {
+            let name = self.name(symbol.name, symbol.base_len);
+            // C++ and Rust write their names so; there are very many, and none is a C function's.
+            if name.starts_with(b"_Z") || name.starts_with(b"_R") {
+                continue;
+            }
+            let found = parts.iter().take(best + 1).position(|part| contains(name, part.as_bytes()));
+            if let Some(rank) = found {
+                if rank < best {
+                    best = rank;
+                    names.clear();
+                }
+                names.push(name);
+            }
         }
-        let mut names: Vec<&[u8]> = self
-            .symbols()
-            .by_hash
-            .iter()
-            .filter(|symbol| !symbol.cold)
-            .map(|symbol| self.name(symbol.name, symbol.base_len))
-            .filter(|name| name.windows(part.len()).any(|window| window == part))
-            .collect();
         names.sort_by_key(|name| (name.len(), *name));
         names.dedup();
         names.into_iter().take(most).map(|name| String::from_utf8_lossy(name).into_owned()).collect()
@@ -591,6 +606,17 @@ fn base_name(name: &[u8]) -> Option<(&[u8], bool)> {
         at += part.len() + 1;
     }
     (base > 0).then(|| (&name[..base], cold))
+}
+
+fn contains(name: &[u8], part: &[u8]) -> bool {
+    let Some(first) = part.first() else {
+        return true;
+    };
+    let last = (name.len() + 1).saturating_sub(part.len());
+    name.iter()
+        .take(last)
+        .enumerate()
+        .any(|(at, byte)| byte == first && name.get(at..).is_some_and(|rest| rest.starts_with(part)))
 }
 
 /// FNV-1a: the names are short, and collisions only cost a comparison.

@@ -19,6 +19,15 @@ pub enum Error {
         source: std::io::Error,
     },
 
+    /// A file could not be written.
+    #[error("{}: cannot be written: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+
     /// The file is not ELF.
     #[error("{}: not an ELF file ({found}): name the executable itself, not a wrapper script or an archive", path.display())]
     NotElf {
@@ -247,6 +256,80 @@ pub enum Error {
         /// How many files were looked at.
         files: usize,
     },
+
+    /// No process to record.
+    #[error("no SPDK {side} is running{}: start it, or give its PID", program_hint(program))]
+    NoProcess {
+        /// The side asked for.
+        side: run_format::Side,
+        /// The program asked for.
+        program: Option<PathBuf>,
+    },
+
+    /// More than one process to record.
+    #[error("several processes could be the SPDK {side}; give the PID of one:{list}")]
+    SeveralProcesses {
+        /// The side asked for.
+        side: run_format::Side,
+        /// One line for each: PID, program, version.
+        list: String,
+    },
+
+    /// The process has exited.
+    #[error("process {pid} is gone: it exited, or never was")]
+    ProcessGone {
+        /// The process.
+        pid: u32,
+    },
+
+    /// The process holds SPDK, but not what is asked for.
+    #[error("{name}: is this {expected}? {source}")]
+    WrongProgram {
+        /// The process or file.
+        name: String,
+        /// What it should be.
+        expected: &'static str,
+        /// What is missing.
+        source: Box<Error>,
+    },
+
+    /// The hooks of a boundary that nothing works without are all out of reach.
+    #[error("{name}: `{boundary}` can not be taken, and nothing works without it: {reasons}")]
+    NoHook {
+        /// The process or file.
+        name: String,
+        /// The boundary.
+        boundary: run_format::Boundary,
+        /// Each hook, and why not.
+        reasons: String,
+    },
+
+    /// The rights to do this are missing.
+    #[error("not allowed to {what}: run it as root (`sudo {command}`)")]
+    Privilege {
+        /// What was to be done, and what is missing for it.
+        what: String,
+        /// The command line.
+        command: String,
+    },
+
+    /// The kernel refused something.
+    #[error("{what}: the kernel refuses: {source}")]
+    Bpf {
+        /// What was to be done, with what.
+        what: String,
+        /// What it said.
+        source: libbpf_rs::Error,
+    },
+
+    /// The programs' ring buffer can not be read.
+    #[error("the ring buffer of the BPF programs can not be mapped: {0}")]
+    Ring(std::io::Error),
+}
+
+/// Names the program that was looked for.
+fn program_hint(program: &Option<PathBuf>) -> String {
+    program.as_ref().map_or_else(String::new, |path| format!(" from {}", path.display()))
 }
 
 /// The end of a message that lists names near the one asked for.

@@ -122,7 +122,7 @@ impl Layout {
 
     /// Writes the layout file: aside first, then renamed, so that it is whole or not there.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
-        let failed = |source| Error::Read { path: path.to_owned(), source };
+        let failed = |source| Error::Write { path: path.to_owned(), source };
         let text = serde_json::to_string_pretty(self)
             .map_err(|error| Error::Layout { path: path.to_owned(), what: error.to_string() })?;
         let mut aside = path.as_os_str().to_owned();

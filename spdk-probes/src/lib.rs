@@ -1,17 +1,85 @@
-//! SPDK probes: ELF and DWARF resolution, probe placement, uprobes and USDT.
+//! SPDK probes: records an SPDK NVMe/TCP target or host with uprobes and a little help of the kernel's own
+//! functions. It knows nothing of how a run is stored or reported.
 //!
-//! [`resolve`] goes from a program's files to what a probe needs, [`functions`] is the one table of what is wanted.
+//! [`find`] finds the process, [`Target`] and [`Host`] attach to it and hand commands to a sink, [`survey`]
+//! says what each boundary would be taken with. [`resolve`] goes from a program's files to what a probe needs,
+//! [`functions`] names what is wanted of them.
 
 mod dwarf;
 mod elf;
 mod error;
 pub mod functions;
+mod host;
 mod layout;
+mod loader;
+mod messages;
 mod place;
+mod plan;
+mod process;
+mod queues;
 pub mod resolve;
+mod ring;
+mod target;
 mod usdt;
 
+use std::path::{Path, PathBuf};
+
+use run_format::Side;
+
 pub use error::Error;
+pub use host::Host;
 pub use layout::Layout;
 pub use place::{Class, Emulation, Reg};
+pub use plan::{BoundarySurvey, Detail, RungSurvey, Survey};
+pub use process::{Choice, Process, candidates, find};
+pub use target::Target;
 pub use usdt::{Semaphore, UsdtArg, UsdtPlace, UsdtSite};
+
+/// How to record.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// One command in this many is kept, by the hash that both sides share.
+    pub one_in: u32,
+    /// How much of a command's way is asked for.
+    pub detail: Detail,
+    /// Bytes of the ring between the programs and this process; rounded up to a power of two.
+    pub ring_bytes: u32,
+    /// A layout file for a stripped program.
+    pub layout: Option<PathBuf>,
+    /// A debug file for a stripped program, where it is not installed.
+    pub debug_file: Option<PathBuf>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { one_in: 1, detail: Detail::Stages, ring_bytes: 16 << 20, layout: None, debug_file: None }
+    }
+}
+
+/// What each boundary of a running process would be taken with, every rung of every ladder tried.
+///
+/// # Errors
+/// As for attaching, but for what only attaching needs.
+pub fn survey(process: &Process, side: Side, options: &Options) -> Result<Survey, Error> {
+    let set = loader::binaries(process, options.layout.as_deref(), options.debug_file.as_deref())?;
+    survey_of(&set, side, options)
+}
+
+/// The same of a program that need not run.
+///
+/// # Errors
+/// As for [`survey`].
+pub fn survey_program(program: &Path, side: Side, options: &Options) -> Result<Survey, Error> {
+    let name = program.display().to_string();
+    let mut set = resolve::BinarySet::open(&name, &[program.to_owned()], None)?;
+    loader::dress(&mut set, options.layout.as_deref(), options.debug_file.as_deref())?;
+    survey_of(&set, side, options)
+}
+
+fn survey_of(set: &resolve::BinarySet, side: Side, options: &Options) -> Result<Survey, Error> {
+    let kernel = plan::Kernel::default();
+    match side {
+        Side::Target => target::survey(set, options, &kernel, true),
+        Side::Host => host::survey(set, options, &kernel, true),
+    }
+}

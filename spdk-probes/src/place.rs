@@ -253,7 +253,7 @@ pub(crate) struct Code<'a> {
 
 impl Code<'_> {
     fn contains(&self, vaddr: u64) -> bool {
-        vaddr.checked_sub(self.vaddr).is_some_and(|offset| offset < self.bytes.len() as u64)
+        vaddr.wrapping_sub(self.vaddr) < self.bytes.len() as u64
     }
 
     fn decoder(&self) -> Decoder<'_> {
@@ -290,12 +290,13 @@ pub(crate) fn best_spot(
     emulation: Emulation,
 ) -> Option<Spot> {
     let entry = function.vaddr;
-    let first_target_behind = |from: u64| -> u64 {
-        // The lowest address behind the entry that some branch leads to.
+    // How far behind the entry the first instruction is that some branch leads to.
+    let first_target = || {
         std::iter::once(&function)
             .chain(cold)
             .flat_map(|code| branch_targets(*code))
-            .filter(|target| *target > from && function.contains(*target))
+            .map(|target| target.wrapping_sub(entry))
+            .filter(|offset| *offset > 0 && *offset < function.bytes.len() as u64)
             .min()
             .unwrap_or(u64::MAX)
     };
@@ -320,13 +321,14 @@ pub(crate) fn best_spot(
         }
         if start.is_none() {
             start = Some(vaddr);
-            limit = first_target_behind(entry);
+            limit = first_target();
         }
-        if vaddr - entry >= WINDOW {
+        let offset = vaddr.wrapping_sub(entry);
+        if offset >= WINDOW {
             end = "the function is under way";
             break;
         }
-        if vaddr >= limit {
+        if offset >= limit {
             end = "a loop begins";
             break;
         }
@@ -376,7 +378,7 @@ pub(crate) fn best_spot(
         }
     };
     let start = start.unwrap_or(entry);
-    let behind = if start > entry { " behind endbr64" } else { "" };
+    let behind = if start == entry { "" } else { " behind endbr64" };
     spot.why = match (spot.class, spot.vaddr == start) {
         (Class::SingleStep, _) => {
             format!("entry{behind}: nothing that the kernel emulates before {end}")
@@ -524,4 +526,162 @@ fn text(instruction: &Instruction) -> String {
         formatter.format(instruction, &mut text);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const OLD: Emulation = Emulation { long_nops: false };
+    const NEW: Emulation = Emulation { long_nops: true };
+
+    fn class(bytes: &[u8], emulation: Emulation) -> Class {
+        let code = Code { vaddr: 0x1000, bytes };
+        let instruction = code.decoder().decode();
+        assert_eq!(instruction.len(), bytes.len(), "{bytes:02x?}");
+        emulation.class(&instruction, bytes)
+    }
+
+    #[test]
+    fn every_kernel_emulates_pushes_branches_and_the_short_nop() {
+        let emulated: [&[u8]; 13] = [
+            &[0x50],                   // push rax
+            &[0x57],                   // push rdi
+            &[0x41, 0x57],             // push r15
+            &[0x90],                   // nop
+            &[0x66, 0x90],             // nop with a prefix
+            &[0xeb, 0x10],             // jmp short
+            &[0xe9, 0, 1, 0, 0],       // jmp
+            &[0xe8, 0, 1, 0, 0],       // call
+            &[0x74, 0x10],             // je short
+            &[0x0f, 0x85, 0, 1, 0, 0], // jne
+            &[0x7f, 0x80],             // jg back
+            &[0x72, 0x00],             // jb to the next
+            &[0x2e, 0x74, 0x10],       // je with a hint
+        ];
+        for bytes in emulated {
+            assert_eq!(class(bytes, OLD), Class::Emulated, "{bytes:02x?}");
+            assert_eq!(class(bytes, NEW), Class::Emulated, "{bytes:02x?}");
+        }
+        let stepped: [&[u8]; 16] = [
+            &[0xf3, 0x0f, 0x1e, 0xfa], // endbr64
+            &[0x6a, 0x01],             // push 1
+            &[0x68, 0, 0, 1, 0],       // push 0x10000
+            &[0xff, 0x37],             // push [rdi]
+            &[0x66, 0x50],             // push ax
+            &[0x48, 0x50],             // push rax with a needless REX.W
+            &[0x48, 0x89, 0xf8],       // mov rax, rdi
+            &[0x31, 0xc0],             // xor eax, eax
+            &[0x48, 0x83, 0xec, 0x08], // sub rsp, 8
+            &[0xc3],                   // ret
+            &[0x5b],                   // pop rbx
+            &[0xff, 0xd0],             // call rax
+            &[0xff, 0x15, 0, 0, 0, 0], // call [rip]
+            &[0xe3, 0x10],             // jrcxz
+            &[0xe2, 0x10],             // loop
+            &[0x41, 0x90],             // xchg r8, rax
+        ];
+        for bytes in stepped {
+            assert_eq!(class(bytes, OLD), Class::SingleStep, "{bytes:02x?}");
+            assert_eq!(class(bytes, NEW), Class::SingleStep, "{bytes:02x?}");
+        }
+    }
+
+    #[test]
+    fn long_nops_are_for_new_kernels_and_only_the_kernels_own() {
+        let nops: [&[u8]; 8] = [
+            &[0x0f, 0x1f, 0x00],
+            &[0x0f, 0x1f, 0x40, 0x00],
+            &[0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00],
+            &[0x0f, 0x1f, 0x80, 0, 0, 0, 0],
+            &[0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
+            &[0x66, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
+            &[0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
+            &[0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
+        ];
+        for bytes in nops {
+            assert_eq!(class(bytes, OLD), Class::SingleStep, "{bytes:02x?}");
+            assert_eq!(class(bytes, NEW), Class::Emulated, "{bytes:02x?}");
+        }
+        let five = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+        assert_eq!((class(&five, OLD), class(&five, NEW)), (Class::SingleStep, Class::Nop5));
+        // The same length and meaning, but not what the kernel compares with.
+        assert_eq!(class(&[0x0f, 0x1f, 0x44, 0x00, 0x01], NEW), Class::SingleStep);
+        assert_eq!(class(&[0x0f, 0x1f, 0x03], NEW), Class::SingleStep);
+    }
+
+    fn spot(bytes: &[u8], live: &[Reg]) -> (u64, Class) {
+        let found = best_spot(Code { vaddr: 0x1000, bytes }, &[], live, OLD);
+        found.map_or((u64::MAX, Class::SingleStep), |spot| (spot.vaddr - 0x1000, spot.class))
+    }
+
+    #[test]
+    fn the_cheapest_instruction_is_found_while_arguments_live() {
+        // endbr64; push rbp: behind the endbr64.
+        assert_eq!(spot(&[0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0xc3], &[Reg::Rdi]), (4, Class::Emulated));
+        // mov rax, rdi; push rbx; ret
+        assert_eq!(spot(&[0x48, 0x89, 0xf8, 0x53, 0xc3], &[Reg::Rdi]), (3, Class::Emulated));
+        // mov edi, esi; push rbx; ret: rdi is gone, even by its lower half.
+        assert_eq!(spot(&[0x89, 0xf7, 0x53, 0xc3], &[Reg::Rdi]), (0, Class::SingleStep));
+        assert_eq!(spot(&[0x89, 0xf7, 0x53, 0xc3], &[Reg::Rsi]), (2, Class::Emulated));
+        // test rdi, rdi; je +1; nop; ret: the branch itself is passed by all calls, the nop behind is not.
+        assert_eq!(spot(&[0x48, 0x85, 0xff, 0x74, 0x01, 0x90, 0xc3], &[Reg::Rdi]), (3, Class::Emulated));
+        // xor eax, eax; ret; push rbx: what follows the return belongs to others.
+        assert_eq!(spot(&[0x31, 0xc0, 0xc3, 0x53], &[]), (0, Class::SingleStep));
+        // mov rax, rdi; push rbx; pop rbx; jmp to the push: it would be counted more than once.
+        assert_eq!(spot(&[0x48, 0x89, 0xf8, 0x53, 0x5b, 0xeb, 0xfc], &[]), (0, Class::SingleStep));
+        // endbr64; push rbx; pop rbx; jmp to the push: only the endbr64 is passed once.
+        assert_eq!(spot(&[0xf3, 0x0f, 0x1e, 0xfa, 0x53, 0x5b, 0xeb, 0xfc], &[]), (0, Class::SingleStep));
+        // Nothing but endbr64.
+        assert_eq!(spot(&[0xf3, 0x0f, 0x1e, 0xfa], &[]), (0, Class::SingleStep));
+        assert_eq!(best_spot(Code { vaddr: 0, bytes: &[] }, &[], &[], OLD), None);
+        assert_eq!(best_spot(Code { vaddr: 0, bytes: &[0x06] }, &[], &[], OLD), None);
+    }
+
+    #[test]
+    fn a_cold_part_that_jumps_back_counts() {
+        // mov rax, rdi; push rbx; ret, and elsewhere a jump to the push.
+        let function = Code { vaddr: 0x1000, bytes: &[0x48, 0x89, 0xf8, 0x53, 0xc3] };
+        let cold = Code { vaddr: 0x2000, bytes: &[0xe9, 0xfe, 0xef, 0xff, 0xff] };
+        assert_eq!(branch_targets(cold), [0x1003]);
+        let found = best_spot(function, &[cold], &[], OLD).unwrap();
+        assert_eq!((found.vaddr, found.class), (0x1000, Class::SingleStep));
+    }
+
+    #[test]
+    fn stubs_are_told_from_code() {
+        let at = |bytes: &'static [u8]| Code { vaddr: 0x1000, bytes };
+        assert_eq!(stub_slot(at(&[0xff, 0x25, 0x10, 0, 0, 0])), Some(0x1016));
+        assert_eq!(stub_slot(at(&[0xf3, 0x0f, 0x1e, 0xfa, 0xff, 0x25, 0x10, 0, 0, 0])), Some(0x101a));
+        assert_eq!(stub_slot(at(&[0xf3, 0x0f, 0x1e, 0xfa, 0xf2, 0xff, 0x25, 0x10, 0, 0, 0])), Some(0x101b));
+        assert_eq!(stub_slot(at(&[0x55, 0xff, 0x25, 0x10, 0, 0, 0])), None);
+        assert_eq!(stub_slot(at(&[0xff, 0xe0])), None);
+        assert_eq!(stub_slot(at(&[])), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_give_a_spot_inside_or_none(
+            bytes in prop::collection::vec(any::<u8>(), 0..600),
+            vaddr in prop_oneof![Just(0_u64), Just(u64::MAX - 100), any::<u64>()],
+            live in prop::sample::subsequence(&Reg::ARGUMENTS[..], 0..6),
+            long_nops: bool,
+        ) {
+            let code = Code { vaddr, bytes: &bytes };
+            let emulation = Emulation { long_nops };
+            if let Some(spot) = best_spot(code, &[code], &live, emulation) {
+                let offset = spot.vaddr.wrapping_sub(vaddr);
+                prop_assert!(offset < WINDOW && offset < bytes.len() as u64);
+                prop_assert!(!spot.instruction.is_empty() && !spot.why.is_empty());
+                // Never dearer than the entry, and elsewhere only where it is cheaper.
+                prop_assert!(offset == 0 || spot.class < Class::SingleStep || bytes.starts_with(&[0xf3, 0x0f, 0x1e, 0xfa]));
+            }
+            for call in calls(code, emulation) {
+                prop_assert!(code.contains(call.vaddr));
+            }
+            stub_slot(code);
+        }
+    }
 }

@@ -4,7 +4,7 @@
 //! Nothing here touches a process's memory or attaches anything, and nothing is guessed: what a file
 //! does not say is an error that names the way out.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -256,7 +256,8 @@ impl Binary {
                 number: None,
             });
         }
-        spdk_version(self.elf.bytes())
+        // Old linkers put constants into the same segment as code.
+        self.elf.data_parts().find_map(spdk_version).or_else(|| spdk_version(self.elf.bytes()))
     }
 
     /// Whether the file holds any of what is probed in SPDK.
@@ -327,16 +328,15 @@ impl Binary {
     fn similar_functions(&self, name: &str) -> Vec<String> {
         // The last words of a name are what its renamed successor most likely keeps.
         let words: Vec<&str> = name.trim_start_matches('_').split('_').collect();
-        for skip in 0..words.len().saturating_sub(1) {
-            let part = words.get(skip..).unwrap_or_default().join("_");
-            for table in std::iter::once(&self.elf).chain(&self.debug) {
-                let similar = table.functions_like(&part, 3);
-                if !similar.is_empty() {
-                    return similar;
-                }
-            }
-        }
-        Vec::new()
+        let parts: Vec<String> = (0..words.len().saturating_sub(1))
+            .map(|skip| words.get(skip..).unwrap_or_default().join("_"))
+            .filter(|part| part.len() > 5)
+            .collect();
+        std::iter::once(&self.elf)
+            .chain(&self.debug)
+            .map(|table| table.functions_like(&parts, 3))
+            .find(|similar| !similar.is_empty())
+            .unwrap_or_default()
     }
 
     /// For each copy of a function, the cheapest instruction that every call passes once while the
@@ -796,22 +796,10 @@ impl BinarySet {
         BinarySet { name: binary.path().display().to_string(), binaries: vec![binary] }
     }
 
-    /// These files, of which those without SPDK are left out. `name` is what messages call them.
+    /// These files, of which those without SPDK are left out. `name` is what messages call them; for
+    /// `root` see [`Binary::open`].
     pub fn open(name: &str, paths: &[PathBuf], root: Option<&Path>) -> Result<BinarySet, Error> {
-        let mut binaries = Vec::new();
-        let mut failed = None;
-        for path in paths {
-            match Binary::open(path, root) {
-                Ok(binary) if binary.holds_spdk() => binaries.push(binary),
-                Ok(_) => {}
-                Err(error) => failed = failed.or(Some(error)),
-            }
-        }
-        match (binaries.is_empty(), failed) {
-            (false, _) => Ok(BinarySet { name: name.to_owned(), binaries }),
-            (true, Some(error)) if paths.len() == 1 => Err(error),
-            (true, _) => Err(Error::NotSpdk { name: name.to_owned(), files: paths.len() }),
-        }
+        Self::collect(name, paths.iter().map(|path| Binary::open(path, root)))
     }
 
     /// The files that a process has mapped as code, those with SPDK in them.
@@ -819,9 +807,35 @@ impl BinarySet {
         let maps_path = PathBuf::from(format!("/proc/{pid}/maps"));
         let maps =
             std::fs::read_to_string(&maps_path).map_err(|source| Error::Read { path: maps_path, source })?;
-        let paths: Vec<PathBuf> =
-            mapped_code(&maps).into_iter().map(|mapped| mapped.reachable(pid)).collect();
-        Self::open(&format!("process {pid}"), &paths, None)
+        let root = PathBuf::from(format!("/proc/{pid}/root"));
+        Self::collect(
+            &format!("process {pid}"),
+            mapped_code(&maps).into_iter().map(|mapped| {
+                let elf = Elf::open(&mapped.reachable(pid))?;
+                Ok(Binary::with_elf(elf, Path::new(&mapped.path), Some(&root)))
+            }),
+        )
+    }
+
+    fn collect(
+        name: &str,
+        files: impl ExactSizeIterator<Item = Result<Binary, Error>>,
+    ) -> Result<BinarySet, Error> {
+        let count = files.len();
+        let mut binaries = Vec::new();
+        let mut failed = None;
+        for file in files {
+            match file {
+                Ok(binary) if binary.holds_spdk() => binaries.push(binary),
+                Ok(_) => {}
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        match (binaries.is_empty(), failed) {
+            (false, _) => Ok(BinarySet { name: name.to_owned(), binaries }),
+            (true, Some(error)) if count == 1 => Err(error),
+            (true, _) => Err(Error::NotSpdk { name: name.to_owned(), files: count }),
+        }
     }
 
     /// The files.
@@ -1291,9 +1305,10 @@ impl MappedFile {
     }
 }
 
-/// Files mapped as code, by a process's `maps`, each once.
+/// Files mapped as code, by a process's `maps`, each once and in its order: the program itself first.
 fn mapped_code(maps: &str) -> Vec<MappedFile> {
-    let mut files: BTreeMap<(String, u64), MappedFile> = BTreeMap::new();
+    let mut seen = HashSet::new();
+    let mut files = Vec::new();
     for line in maps.lines() {
         let mut fields = line.splitn(6, ' ');
         let (Some(range), Some(mode), Some(_), Some(device), Some(inode), Some(path)) =
@@ -1303,15 +1318,75 @@ fn mapped_code(maps: &str) -> Vec<MappedFile> {
         };
         let path = path.trim_start();
         let path = path.strip_suffix(" (deleted)").unwrap_or(path);
-        let (true, true, Ok(inode)) = (mode.contains('x'), path.starts_with('/'), inode.parse::<u64>())
-        else {
+        let Ok(inode) = inode.parse::<u64>() else {
             continue;
         };
-        files.entry((device.to_owned(), inode)).or_insert_with(|| MappedFile {
-            path: path.to_owned(),
-            inode,
-            range: range.to_owned(),
-        });
+        if mode.contains('x') && path.starts_with('/') && seen.insert((device, inode)) {
+            files.push(MappedFile { path: path.to_owned(), inode, range: range.to_owned() });
+        }
     }
-    files.into_values().collect()
+    files
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_version_is_spdks_own_text() {
+        let version = |text: &[u8]| spdk_version(text).map(|version| (version.text, version.number));
+        assert_eq!(
+            version(b"xSPDK \0SPDK v26.05 git sha1 d519b163cb\0more"),
+            Some(("SPDK v26.05 git sha1 d519b163cb".to_owned(), Some((26, 5))))
+        );
+        assert_eq!(
+            version(b"SPDK v%s SPDK v24.09.1-pre"),
+            Some(("SPDK v24.09.1-pre".to_owned(), Some((24, 9))))
+        );
+        assert_eq!(version(b"SPDK v"), None);
+        assert_eq!(version(b"SPDK"), None);
+        assert_eq!(version(b""), None);
+    }
+
+    #[test]
+    fn mapped_files_are_read_from_maps_once_each_and_only_code() {
+        let maps = "\
+55d0c0a00000-55d0c0a1f000 r--p 00000000 fe:01 1234                       /opt/spdk/bin/nvmf tgt
+55d0c0a1f000-55d0c0c00000 r-xp 0001f000 fe:01 1234                       /opt/spdk/bin/nvmf tgt
+7f0000000000-7f0000001000 r-xp 00000000 fe:01 99                         /usr/lib/libspdk_nvmf.so.20 (deleted)
+7f0000002000-7f0000003000 r-xp 00001000 fe:01 99                         /usr/lib/libspdk_nvmf.so.20 (deleted)
+7f0000004000-7f0000005000 rwxp 00000000 00:00 0 
+7fff00000000-7fff00001000 r-xp 00000000 00:00 0                          [vdso]
+";
+        let files = mapped_code(maps);
+        let found: Vec<(&str, u64, &str)> =
+            files.iter().map(|file| (file.path.as_str(), file.inode, file.range.as_str())).collect();
+        assert_eq!(
+            found,
+            [
+                ("/opt/spdk/bin/nvmf tgt", 1234, "55d0c0a1f000-55d0c0c00000"),
+                ("/usr/lib/libspdk_nvmf.so.20", 99, "7f0000000000-7f0000001000"),
+            ]
+        );
+        assert!(mapped_code("nonsense\n\n1 2 3 4 5 6").is_empty());
+    }
+
+    #[test]
+    fn the_checksum_of_debug_links_is_zlibs() {
+        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
+        assert_eq!(crc32(b""), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn the_distance_of_names_is_a_distance(a in "[a-d_]{0,12}", b in "[a-d_]{0,12}") {
+            prop_assert_eq!(distance(&a, &a), 0);
+            prop_assert_eq!(distance(&a, &b), distance(&b, &a));
+            prop_assert_eq!(distance(&a, &b) == 0, a == b);
+            let longer = format!("{a}x");
+            prop_assert_eq!(distance(&a, &longer), 1);
+        }
+    }
 }

@@ -182,6 +182,9 @@ fn argument(text: &str) -> Option<UsdtArg> {
 }
 
 fn place(text: &str) -> Option<UsdtPlace> {
+    if text.is_empty() {
+        return None;
+    }
     if let Some(constant) = text.strip_prefix('$') {
         return Some(UsdtPlace::Constant(number(constant)?));
     }

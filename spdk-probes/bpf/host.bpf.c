@@ -1,0 +1,448 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * SPDK as the host over NVMe/TCP: one entry per nvme_request, from its submission to its completion.
+ *
+ * The cid is given out late: an nvme_request has none until the transport has taken a tcp_req for it. So the
+ * entry begins without identity, and gets it (and leaves, if it is not sampled) where the capsule is queued.
+ */
+#include "spdk.bpf.h"
+
+const volatile struct spdk_layout_host layout = {};
+
+struct in_flight {
+	struct fab_command command;
+	__u64 socket;
+	__u64 capsule;     /* flushes of the socket when the capsule was queued */
+	__u64 data;        /* flushes of the socket when the H2CData of the R2T at hand was queued */
+	__u64 r2t_at;      /* when the R2T at hand was seen; 0 when its turnaround is in the sum */
+	__u64 callback;    /* what the application will be called back with, 0 where no hook sees that */
+	__u8 identified;   /* counted as seen */
+	__u8 answering;    /* between the first and the last H2CData of an R2T */
+};
+
+/* By the address of the nvme_request. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__type(key, __u64);
+	__type(value, struct in_flight);
+} in_flight SEC(".maps");
+
+/* Completed by the driver, not yet by the layer above: by what the application is called back with. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__type(key, __u64);
+	__type(value, struct fab_command);
+} ending SEC(".maps");
+
+/* When a bdev_io was submitted to the bdev layer, by its address. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__type(key, __u64);
+	__type(value, __u64);
+} bdev_ios SEC(".maps");
+
+/* Entries begin here; too large for the stack beside the rest. */
+const struct in_flight nothing = {};
+
+static __always_inline int announce(__u64 qpair, const struct connection *c, int fd)
+{
+	__u64 ctrlr = 0;
+	struct spdk_queue_message *m = bpf_ringbuf_reserve(&ring, sizeof(*m), 0);
+
+	if (!m)
+		return 0;
+	m->message = SPDK_MSG_QUEUE;
+	m->queue = c->queue;
+	m->qpair = qpair;
+	m->socket = c->socket;
+	m->qid = c->qid;
+	m->came = c->came;
+	m->existed = c->existed;
+	m->unused = 0;
+	m->fd = fd;
+	m->cntlid = 0xffff;
+	m->host_port = 0; /* the loader finds it by the descriptor */
+	m->target_port = 0;
+	m->subsystem_nqn[0] = 0;
+	m->host_nqn[0] = 0;
+	m->host_address[0] = 0;
+	m->target_address[0] = 0;
+	m->served_by[0] = 0;
+	READ(ctrlr, qpair, layout.qpair_ctrlr);
+	if (ctrlr) {
+		READ(m->cntlid, ctrlr, layout.ctrlr_cntlid);
+		bpf_probe_read_user_str(m->subsystem_nqn, SPDK_NQN, FIELD(ctrlr, layout.ctrlr_subnqn));
+		bpf_probe_read_user_str(m->host_nqn, SPDK_NQN, FIELD(ctrlr, layout.ctrlr_hostnqn));
+		bpf_probe_read_user_str(m->target_address, SPDK_ADDRESS, FIELD(ctrlr, layout.ctrlr_traddr));
+	}
+	bpf_get_current_comm(m->served_by, SPDK_NAME);
+	bpf_ringbuf_submit(m, BPF_RB_NO_WAKEUP);
+	return 1;
+}
+
+static __always_inline struct connection *connection_of(__u64 qpair, __u64 now)
+{
+	struct connection *known = bpf_map_lookup_elem(&connections, &qpair);
+	struct connection c = {};
+	__u64 sock = 0;
+	int fd = -1;
+
+	if (known && known->announced)
+		return known;
+	if (known) {
+		c = *known;
+	} else {
+		c.came = now;
+		c.existed = 1;
+	}
+	if (READ(c.qid, qpair, layout.qpair_id))
+		return 0;
+	if (!c.queue)
+		c.queue = __sync_fetch_and_add(&last_queue, 1) + 1;
+	if (layout.sock_fd != SPDK_NO_FD && !READ(sock, qpair, layout.tqpair_sock) && sock)
+		READ(fd, sock, (__s64)layout.sock_fd);
+	if (!c.socket) {
+		c.socket = socket_key(fd);
+		watch(c.socket);
+	}
+	c.announced = announce(qpair, &c, fd);
+	bpf_map_update_elem(&connections, &qpair, &c, BPF_ANY);
+	return bpf_map_lookup_elem(&connections, &qpair);
+}
+
+/* Adds the turnaround of the R2T at hand to the sum, and notes when its first H2CData left. */
+static __always_inline void settle(struct in_flight *e)
+{
+	__u64 sent;
+
+	if (!e->r2t_at)
+		return;
+	sent = flush_after(e->socket, e->data);
+	if (!e->command.ts[FAB_H_DATA_SENT])
+		e->command.ts[FAB_H_DATA_SENT] = sent;
+	if (sent > e->r2t_at)
+		e->command.r2t_turnaround += sent - e->r2t_at;
+	e->r2t_at = 0;
+}
+
+/* Whether this qpair is an I/O queue over TCP: the same process may drive local drives as well. */
+static __always_inline int concerns(__u64 qpair)
+{
+	__u32 trtype = 0;
+	__u16 id = 0;
+
+	if (READ(id, qpair, layout.qpair_id) || id == 0)
+		return 0;
+	if (layout.qpair_trtype == SPDK_ABSENT)
+		return 1;
+	return !READ(trtype, qpair, layout.qpair_trtype) && trtype == layout.trtype_tcp;
+}
+
+/* h_queued of bdev users: bdev_io_submit(bdev_io), where the application's I/O enters SPDK's block layer. */
+SEC("uprobe")
+int bdev_submit(struct pt_regs *ctx)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u64 bdev_io = PT_REGS_PARM1(ctx);
+
+	if (ours())
+		bpf_map_update_elem(&bdev_ios, &bdev_io, &now, BPF_ANY);
+	return 0;
+}
+
+/* The same from bdev_nvme_submit_request(channel, bdev_io), where bdev_io_submit is inlined. */
+SEC("uprobe")
+int bdev_nvme_submit(struct pt_regs *ctx)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u64 bdev_io = PT_REGS_PARM2(ctx);
+
+	if (ours())
+		bpf_map_update_elem(&bdev_ios, &bdev_io, &now, BPF_ANY);
+	return 0;
+}
+
+/*
+ * h_queued: nvme_qpair_submit_request(qpair, request), which every NVMe command of an application passes
+ * once: what the driver queues for want of a slot is submitted again below it. A request with children comes
+ * here too; its children are the commands, it stays without identity and is never counted. A request of the
+ * NVMe bdev began earlier, when its bdev_io was submitted.
+ */
+SEC("uprobe")
+int submit_request(struct pt_regs *ctx)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u64 qpair = PT_REGS_PARM1(ctx), request = PT_REGS_PARM2(ctx);
+	__u64 callback = 0, bdev_io, *began;
+	struct in_flight *e;
+
+	if (!ours() || !concerns(qpair))
+		return 0;
+	e = bpf_map_lookup_elem(&in_flight, &request);
+	if (e && e->identified)
+		count(FAB_LOST_UNFINISHED); /* freed without a completion: its queue pair died */
+	if (bpf_map_update_elem(&in_flight, &request, &nothing, BPF_ANY)) {
+		count(FAB_SEEN);
+		count(FAB_LOST_MAP);
+		return 0;
+	}
+	e = bpf_map_lookup_elem(&in_flight, &request);
+	if (!e)
+		return 0;
+	e->command.ts[FAB_H_QUEUED] = now;
+	if (READ(callback, request, layout.request_cb_arg))
+		return 0;
+	if (layout.bdev_io_driver_ctx != SPDK_ABSENT) {
+		/* The NVMe bdev's part of a bdev_io is what its requests are completed with. */
+		bdev_io = callback - layout.bdev_io_driver_ctx;
+		began = bpf_map_lookup_elem(&bdev_ios, &bdev_io);
+		if (!began)
+			return 0;
+		e->command.ts[FAB_H_QUEUED] = *began;
+		callback = bdev_io;
+	}
+	if (layout.ends_at_callback)
+		e->callback = callback;
+	return 0;
+}
+
+/*
+ * h_driver: nvme_tcp_qpair_submit_request(qpair, request). When no slot is free it returns -EAGAIN and comes
+ * again: the last time counts, the wait is the block layer's.
+ */
+SEC("uprobe")
+int tcp_submit_request(struct pt_regs *ctx)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u64 request = PT_REGS_PARM2(ctx);
+	struct in_flight *e;
+
+	if (!ours())
+		return 0;
+	e = bpf_map_lookup_elem(&in_flight, &request);
+	if (e && !e->identified)
+		e->command.ts[FAB_H_DRIVER] = now;
+	return 0;
+}
+
+/* The capsule is queued on the socket: it has its cid now, and the flush that comes next sends it. */
+static __always_inline void capsule(__u64 tqpair, __u64 pdu, __u64 request, __u64 now)
+{
+	struct in_flight *e;
+	struct connection *c;
+	struct sqe sqe = {};
+
+	if (READ(sqe, pdu, layout.pdu_sqe)) {
+		e = bpf_map_lookup_elem(&in_flight, &request);
+		if (e) {
+			count(FAB_SEEN);
+			count(FAB_LOST_READ);
+			bpf_map_delete_elem(&in_flight, &request);
+		}
+		return;
+	}
+	if (sqe.opcode == OPC_FABRIC) {
+		if ((sqe.nsid & 0xff) == FCTYPE_CONNECT)
+			connecting(tqpair, now);
+		bpf_map_delete_elem(&in_flight, &request);
+		return;
+	}
+	e = bpf_map_lookup_elem(&in_flight, &request);
+	if (!e || e->identified)
+		return; /* admin, or queued before recording began */
+	c = connection_of(tqpair, now);
+	count(FAB_SEEN);
+	if (!c) {
+		count(FAB_LOST_MAP);
+		bpf_map_delete_elem(&in_flight, &request);
+		return;
+	}
+	if (!kept(&sqe)) {
+		count(FAB_UNSAMPLED);
+		bpf_map_delete_elem(&in_flight, &request);
+		return;
+	}
+	e->identified = 1;
+	identify(&e->command, &sqe);
+	e->command.queue = c->queue;
+	e->socket = c->socket;
+	e->capsule = flushes(c->socket);
+}
+
+/*
+ * An H2CData PDU is queued. The R2T was handled right before, in the same call, and the read that brought it
+ * is the socket's last one: the driver reads a socket again only when all that it has read is used up.
+ */
+static __always_inline void h2c_data(__u64 request, __u8 flags, __u64 now)
+{
+	struct in_flight *e = bpf_map_lookup_elem(&in_flight, &request);
+	struct socket_state *s;
+	__u64 seen = now;
+
+	if (!e || !e->identified)
+		return;
+	if (!e->answering) {
+		settle(e);
+		s = bpf_map_lookup_elem(&sockets, &e->socket);
+		if (s && s->received)
+			seen = s->received;
+		if (!e->command.ts[FAB_H_R2T])
+			e->command.ts[FAB_H_R2T] = seen;
+		e->r2t_at = seen;
+		e->data = s ? s->flushes : 0;
+		if (e->command.r2ts != 0xff)
+			e->command.r2ts += 1;
+	}
+	e->answering = !(flags & PDU_FLAG_LAST);
+}
+
+/* h_sent, h_r2t, h_data_sent: nvme_tcp_qpair_write_pdu(tqpair, pdu, callback, tcp_req) queues a PDU. */
+SEC("uprobe")
+int write_pdu(struct pt_regs *ctx)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u64 tqpair = PT_REGS_PARM1(ctx), pdu = PT_REGS_PARM2(ctx), tcp_req = PT_REGS_PARM4(ctx);
+	__u64 request = 0;
+	__u8 head[2] = {};
+
+	if (!ours() || READ(head, pdu, 0) || (head[0] != PDU_CAPSULE_CMD && head[0] != PDU_H2C_DATA) ||
+	    READ(request, tcp_req, layout.tcp_req_req))
+		return 0;
+	if (head[0] == PDU_CAPSULE_CMD)
+		capsule(tqpair, pdu, request, now);
+	else
+		h2c_data(request, head[1], now);
+	return 0;
+}
+
+static __always_inline void received(__u64 socket, __s32 bytes)
+{
+	struct socket_state *s;
+
+	if (bytes <= 0)
+		return;
+	s = bpf_map_lookup_elem(&sockets, &socket);
+	if (s)
+		s->received = bpf_ktime_get_ns();
+}
+
+/*
+ * h_recv: the return of the read that brought the completion. SPDK reads a socket's next bytes only when it
+ * has used up those before, so the last read that returned bytes is the one that completed this PDU; the
+ * time from there is the driver's, also when a batch of completions waits for its turn. No trap is needed.
+ */
+SEC("fexit/tcp_recvmsg")
+int received_tcp_recvmsg(__u64 *ctx)
+{
+	__u64 bytes = 0;
+
+	if (ours() && bpf_get_func_ret(ctx, &bytes) == 0)
+		received(ctx[0], bytes);
+	return 0;
+}
+
+/* The same where fexit is not allowed: the tracepoint behind every socket's read, since 6.3. */
+SEC("raw_tp/sock_recv_length")
+int received_raw(__u64 *ctx)
+{
+	if (ours())
+		received(ctx[0], ctx[1]);
+	return 0;
+}
+
+/*
+ * h_done: nvme_tcp_req_complete(tcp_req, tqpair, cpl, ...). It needs both the completion and the
+ * acknowledgement that the capsule was sent. Aborted requests end here too.
+ */
+SEC("uprobe")
+int req_complete(struct pt_regs *ctx)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u64 tcp_req = PT_REGS_PARM1(ctx), qpair = PT_REGS_PARM2(ctx), cpl = PT_REGS_PARM3(ctx);
+	__u64 request = 0, callback;
+	struct fab_command *before;
+	struct socket_state *s;
+	struct in_flight *e;
+	__u16 status = 0;
+
+	if (!ours() || READ(request, tcp_req, layout.tcp_req_req))
+		return 0;
+	e = bpf_map_lookup_elem(&in_flight, &request);
+	if (!e) {
+		if (common.limit == 0xffffffff && concerns(qpair))
+			count(FAB_NO_START);
+		return 0;
+	}
+	if (!e->identified) {
+		bpf_map_delete_elem(&in_flight, &request);
+		return 0;
+	}
+	e->command.ts[FAB_H_DONE] = now;
+	e->command.ts[FAB_H_SENT] = flush_after(e->socket, e->capsule);
+	settle(e);
+	s = bpf_map_lookup_elem(&sockets, &e->socket);
+	if (s && s->received > e->command.ts[FAB_H_DRIVER])
+		e->command.ts[FAB_H_RECV] = s->received;
+	/* CQE dword 3, upper half: phase, SC, SCT. */
+	if (!READ(status, cpl, 14))
+		e->command.status = status >> 1 & 0x7ff;
+	if (e->command.status == 0x008) {
+		/* Aborted by deletion of its queue: made up by the driver. */
+		e->command.flags |= FAB_FLAG_CANCELED;
+		e->command.ts[FAB_H_RECV] = 0;
+	}
+	callback = e->callback;
+	if (callback) {
+		/* A retry of the layer above takes the same bdev_io again: the first attempt ends without it. */
+		before = bpf_map_lookup_elem(&ending, &callback);
+		if (before)
+			send_command(before);
+		if (bpf_map_update_elem(&ending, &callback, &e->command, BPF_ANY))
+			send_command(&e->command);
+	} else {
+		send_command(&e->command);
+	}
+	bpf_map_delete_elem(&in_flight, &request);
+	return 0;
+}
+
+static __always_inline void ended(__u64 callback, __u64 now)
+{
+	struct fab_command *command = bpf_map_lookup_elem(&ending, &callback);
+
+	if (!command)
+		return;
+	command->ts[FAB_H_END] = now;
+	send_command(command);
+	bpf_map_delete_elem(&ending, &callback);
+}
+
+/* h_end of bdev users: bdev_io_complete(bdev_io), which calls the application back. */
+SEC("uprobe")
+int bdev_complete(struct pt_regs *ctx)
+{
+	if (ours())
+		ended(PT_REGS_PARM1(ctx), bpf_ktime_get_ns());
+	return 0;
+}
+
+/* h_end of spdk_nvme_perf: io_complete(task, cpl). */
+SEC("uprobe")
+int io_complete(struct pt_regs *ctx)
+{
+	if (ours())
+		ended(PT_REGS_PARM1(ctx), bpf_ktime_get_ns());
+	return 0;
+}
+
+/* Event: nvme_tcp_ctrlr_disconnect_qpair(ctrlr, qpair). */
+SEC("uprobe")
+int qpair_disconnect(struct pt_regs *ctx)
+{
+	if (ours())
+		gone(PT_REGS_PARM2(ctx));
+	return 0;
+}

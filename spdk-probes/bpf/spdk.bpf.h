@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * What both SPDK programs do alike: counters, the ring, the socket's flushes and reads, events.
+ *
+ * A command's first byte leaves, and its answer arrives, through the kernel's socket. SPDK's own flush
+ * function runs for every socket on every poll, millions of times a second, nearly always with nothing to
+ * send: a uprobe on it would stop the target. The kernel's tcp_sendmsg runs only when there is something to
+ * send, and an fentry program on it costs some tens of nanoseconds instead of a trap. So flushes are seen
+ * there, kept per socket as a count and the newest times; a command that queues a PDU remembers the count,
+ * and the flush that comes next is the one that took the PDU along.
+ */
+#ifndef FABSCOPE_SPDK_BPF_H
+#define FABSCOPE_SPDK_BPF_H
+
+#include <linux/bpf.h>
+#include <linux/ptrace.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include "spdk.h"
+
+#define PDU_CAPSULE_CMD 0x04
+#define PDU_H2C_DATA 0x06
+#define PDU_FLAG_LAST 0x04
+#define OPC_FABRIC 0x7f
+#define FCTYPE_CONNECT 0x01
+
+const volatile struct spdk_common common = {};
+
+struct socket_state {
+	__u64 flushes;         /* seen so far */
+	__u64 received;        /* when the last read that brought bytes returned */
+	__u64 at[SPDK_FLUSHES];
+};
+
+/* The first 52 bytes of an SQE, as the NVMe base specification lays it out. */
+struct sqe {
+	__u8 opcode;
+	__u8 flags;
+	__u16 cid;
+	__u32 nsid;            /* of a fabrics command: its type in the lowest byte */
+	__u64 cdw2_3;
+	__u64 metadata;
+	__u64 sgl_address;
+	__u32 sgl_length;
+	__u32 sgl_type;
+	__u32 cdw10;
+	__u32 cdw11;
+	__u32 cdw12;
+};
+
+/* A connection: one life of a queue pair. */
+struct connection {
+	__u64 queue;           /* its key; 0 until its first I/O command */
+	__u64 came;
+	__u64 socket;
+	__u16 qid;
+	__u8 existed;          /* connected before recording */
+	__u8 announced;        /* its message is in the ring */
+	__u8 went;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 24);
+} ring SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, FAB_COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+/* By the kernel's struct sock, or by file descriptor. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u64);
+	__type(value, struct socket_state);
+} sockets SEC(".maps");
+
+/* By the address of the queue pair. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u64);
+	__type(value, struct connection);
+} connections SEC(".maps");
+
+const struct socket_state no_flushes = {};
+
+__u64 last_queue = 0;
+
+#define FIELD(base, offset) ((const void *)((base) + (offset)))
+#define READ(destination, base, offset) \
+	bpf_probe_read_user(&(destination), sizeof(destination), FIELD(base, offset))
+
+static __always_inline void count(__u32 counter)
+{
+	__u64 *n = bpf_map_lookup_elem(&counters, &counter);
+
+	if (n)
+		*n += 1; /* its own CPU's; a uprobe is not interrupted by another one on this CPU */
+}
+
+/* A uprobe sits in a file, and old kernels run it for every process that has mapped it. */
+static __always_inline int ours(void)
+{
+	return bpf_get_current_pid_tgid() >> 32 == common.tgid;
+}
+
+/*
+ * The reader looks every few milliseconds by itself: waking it for each record would cost the recorded
+ * thread more than the record. Only a ring that fills up wakes it.
+ */
+static __always_inline __u64 wakeup(void)
+{
+	return bpf_ringbuf_query(&ring, BPF_RB_AVAIL_DATA) > bpf_ringbuf_query(&ring, BPF_RB_RING_SIZE) / 4
+		       ? BPF_RB_FORCE_WAKEUP
+		       : BPF_RB_NO_WAKEUP;
+}
+
+static __always_inline void send_command(struct fab_command *command)
+{
+	if (bpf_ringbuf_output(&ring, command, sizeof(*command), wakeup()) == 0)
+		count(FAB_RECORDED);
+	else
+		count(FAB_LOST_RING);
+}
+
+/* Fills in what the SQE says of a command. */
+static __always_inline void identify(struct fab_command *command, const struct sqe *sqe)
+{
+	command->message = FAB_MSG_COMMAND;
+	command->opcode = sqe->opcode;
+	command->cid = sqe->cid;
+	command->nsid = sqe->nsid;
+	command->slba = sqe->cdw10 | (__u64)sqe->cdw11 << 32;
+	command->nlb0 = sqe->cdw12;
+	/* The two low bits of an opcode are its direction of transfer; 0 is none. */
+	command->bytes = sqe->opcode & 3 ? sqe->sgl_length : 0;
+	command->stream_position = FAB_NO_POSITION;
+	command->cpu = bpf_get_smp_processor_id();
+}
+
+static __always_inline int kept(const struct sqe *sqe)
+{
+	return fab_sampled(common.limit, sqe->cid, sqe->opcode, sqe->nsid,
+			   sqe->cdw10 | (__u64)sqe->cdw11 << 32, sqe->cdw12);
+}
+
+static __always_inline __u64 kernel_pointer(__u64 base, __u32 offset)
+{
+	__u64 value = 0;
+
+	if (base)
+		bpf_probe_read_kernel(&value, sizeof(value), FIELD(base, offset));
+	return value;
+}
+
+/* The key under which the flushes of this file descriptor of the running process are counted, or 0. */
+static __always_inline __u64 socket_key(int fd)
+{
+	__u64 at;
+
+	if (fd < 0)
+		return 0;
+	if (!common.by_sock)
+		return fd + 1;
+	at = kernel_pointer(bpf_get_current_task(), common.task_files);
+	at = kernel_pointer(at, common.files_fdt);
+	at = kernel_pointer(at, common.fdt_fd);
+	at = kernel_pointer(at, (__u32)fd * 8);
+	at = kernel_pointer(at, common.file_private);
+	return kernel_pointer(at, common.socket_sk);
+}
+
+/* Begins to count the flushes of a connection's socket. */
+static __always_inline void watch(__u64 socket)
+{
+	if (socket)
+		bpf_map_update_elem(&sockets, &socket, &no_flushes, BPF_ANY);
+}
+
+/* How many flushes a socket has seen. */
+static __always_inline __u64 flushes(__u64 socket)
+{
+	struct socket_state *s = bpf_map_lookup_elem(&sockets, &socket);
+
+	return s ? s->flushes : 0;
+}
+
+/* When the first flush after the first `from` ones was; 0 where there was none, or it is forgotten. */
+static __always_inline __u64 flush_after(__u64 socket, __u64 from)
+{
+	struct socket_state *s = bpf_map_lookup_elem(&sockets, &socket);
+
+	if (!s || s->flushes <= from || s->flushes - from > SPDK_FLUSHES)
+		return 0;
+	return s->at[from & (SPDK_FLUSHES - 1)];
+}
+
+static __always_inline void flushed(__u64 socket)
+{
+	struct socket_state *s = bpf_map_lookup_elem(&sockets, &socket);
+
+	if (!s)
+		return;
+	s->at[s->flushes & (SPDK_FLUSHES - 1)] = bpf_ktime_get_ns();
+	s->flushes += 1;
+}
+
+/* First byte to the socket, best hook: the kernel's own, by struct sock. */
+SEC("fentry/tcp_sendmsg")
+int flush_tcp_sendmsg(__u64 *ctx)
+{
+	if (ours())
+		flushed(ctx[0]);
+	return 0;
+}
+
+/*
+ * The same where the machine's owner does not allow fentry: the tracepoint inside tcp_sendmsg, since 6.16. It
+ * fires once for each buffer that one call fills; only the first one after a PDU was queued counts.
+ */
+SEC("raw_tp/tcp_sendmsg_locked")
+int flush_raw(__u64 *ctx)
+{
+	if (ours())
+		flushed(ctx[0]);
+	return 0;
+}
+
+/* The same without kernel BTF: at the call instructions of sendmsg in the socket module, by descriptor. */
+SEC("uprobe")
+int flush_call(struct pt_regs *ctx)
+{
+	if (ours())
+		flushed((__u64)(__u32)PT_REGS_PARM1(ctx) + 1);
+	return 0;
+}
+
+struct sys_enter {
+	__u64 common;
+	__s64 number;
+	__u64 args[6];
+};
+
+/* The same where sendmsg is not called by name: any sendmsg of the process, by descriptor. */
+SEC("tracepoint/syscalls/sys_enter_sendmsg")
+int flush_syscall(struct sys_enter *ctx)
+{
+	if (ours())
+		flushed((__u32)ctx->args[0] + 1);
+	return 0;
+}
+
+static __always_inline void event(__u32 what, __u64 queue, __u32 before, __u32 after, __u64 on)
+{
+	struct spdk_event_message *m = bpf_ringbuf_reserve(&ring, sizeof(*m), 0);
+
+	if (!m)
+		return; /* events explain, they are not counted */
+	m->message = SPDK_MSG_EVENT;
+	m->what = what;
+	m->at = bpf_ktime_get_ns();
+	m->queue = queue;
+	m->before = before;
+	m->after = after;
+	m->on[0] = 0;
+	if (on)
+		bpf_probe_read_user_str(m->on, sizeof(m->on), (const void *)on);
+	bpf_ringbuf_submit(m, BPF_RB_NO_WAKEUP);
+}
+
+/* A queue pair goes: its commands that are still under way end or not, no new ones come. */
+static __always_inline void gone(__u64 qpair)
+{
+	struct connection *c = bpf_map_lookup_elem(&connections, &qpair);
+	struct spdk_went_message *m;
+
+	if (!c || c->went || !c->queue)
+		return;
+	c->went = 1;
+	m = bpf_ringbuf_reserve(&ring, sizeof(*m), 0);
+	if (m) {
+		m->message = SPDK_MSG_QUEUE_WENT;
+		m->unused = 0;
+		m->queue = c->queue;
+		m->at = bpf_ktime_get_ns();
+		bpf_ringbuf_submit(m, BPF_RB_NO_WAKEUP);
+	}
+	event(SPDK_EVENT_DISCONNECT, c->queue, 0, 0, 0);
+}
+
+/* A CONNECT command opens a new life of its queue pair, whatever was known under its address before. */
+static __always_inline void connecting(__u64 qpair, __u64 now)
+{
+	struct connection c = {.came = now};
+
+	bpf_map_update_elem(&connections, &qpair, &c, BPF_ANY);
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+#endif /* FABSCOPE_SPDK_BPF_H */

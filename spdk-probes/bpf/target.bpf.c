@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * The SPDK NVMe/TCP target: one entry per command, keyed by the address of its request, filled in as the
+ * command passes and sent when the request is freed.
+ *
+ * struct spdk_nvmf_tcp_req begins with struct spdk_nvmf_request, so the transport, the nvmf library and the
+ * bdev layer's caller_ctx all know a command by the same address.
+ */
+#include "spdk.bpf.h"
+
+const volatile struct spdk_layout_target layout = {};
+
+struct in_flight {
+	struct fab_command command;
+	__u64 socket;
+	__u64 response;  /* flushes of the socket when the response was handed to the transport */
+	__u64 r2t;       /* flushes of the socket when the R2T was queued */
+	__u64 qpair;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__type(key, __u64);
+	__type(value, struct in_flight);
+} in_flight SEC(".maps");
+
+static __always_inline void copy_name(char *to, __u32 size, __u64 base, __u32 offset)
+{
+	to[0] = 0;
+	if (base && offset != SPDK_ABSENT)
+		bpf_probe_read_user_str(to, size, FIELD(base, offset));
+}
+
+/* Sends what is known of a queue. Identity is read once, at the queue's first I/O command. */
+static __always_inline int announce(__u64 qpair, const struct connection *c, int fd)
+{
+	__u64 ctrlr = 0, subsystem = 0, group = 0, thread = 0;
+	struct spdk_queue_message *m = bpf_ringbuf_reserve(&ring, sizeof(*m), 0);
+
+	if (!m)
+		return 0;
+	m->message = SPDK_MSG_QUEUE;
+	m->queue = c->queue;
+	m->qpair = qpair;
+	m->socket = c->socket;
+	m->qid = c->qid;
+	m->came = c->came;
+	m->existed = c->existed;
+	m->unused = 0;
+	m->fd = fd;
+	m->cntlid = 0xffff;
+	m->host_port = 0;
+	m->target_port = 0;
+	READ(ctrlr, qpair, layout.qpair_ctrlr);
+	if (ctrlr) {
+		READ(m->cntlid, ctrlr, layout.ctrlr_cntlid);
+		READ(subsystem, ctrlr, layout.ctrlr_subsys);
+	}
+	copy_name(m->host_nqn, sizeof(m->host_nqn), ctrlr, layout.ctrlr_hostnqn);
+	copy_name(m->subsystem_nqn, sizeof(m->subsystem_nqn), subsystem, layout.subsystem_subnqn);
+	copy_name(m->host_address, sizeof(m->host_address), qpair, layout.tqpair_host_address);
+	copy_name(m->target_address, sizeof(m->target_address), qpair, layout.tqpair_target_address);
+	if (layout.tqpair_host_port != SPDK_ABSENT)
+		READ(m->host_port, qpair, layout.tqpair_host_port);
+	if (layout.tqpair_target_port != SPDK_ABSENT)
+		READ(m->target_port, qpair, layout.tqpair_target_port);
+	if (layout.qpair_group != SPDK_ABSENT && layout.group_thread != SPDK_ABSENT) {
+		READ(group, qpair, layout.qpair_group);
+		if (group)
+			READ(thread, group, layout.group_thread);
+	}
+	copy_name(m->served_by, sizeof(m->served_by), thread, layout.thread_name);
+	bpf_ringbuf_submit(m, BPF_RB_NO_WAKEUP);
+	return 1;
+}
+
+/* The connection of a queue pair that has a command now. */
+static __always_inline struct connection *connection_of(__u64 qpair, __u64 now)
+{
+	struct connection *known = bpf_map_lookup_elem(&connections, &qpair);
+	struct connection c = {};
+	__u64 sock = 0;
+	int fd = -1;
+
+	if (known && known->announced)
+		return known;
+	if (known && known->queue && known->qid == 0)
+		return known;
+	if (known) {
+		c = *known;
+	} else {
+		c.came = now;
+		c.existed = 1;
+	}
+	if (READ(c.qid, qpair, layout.qpair_qid))
+		return 0;
+	if (!c.queue)
+		c.queue = __sync_fetch_and_add(&last_queue, 1) + 1;
+	if (c.qid != 0) {
+		if (layout.sock_fd != SPDK_NO_FD && !READ(sock, qpair, layout.tqpair_sock) && sock)
+			READ(fd, sock, (__s64)layout.sock_fd);
+		if (!c.socket) {
+			c.socket = socket_key(fd);
+			watch(c.socket);
+		}
+		c.announced = announce(qpair, &c, fd);
+	}
+	bpf_map_update_elem(&connections, &qpair, &c, BPF_ANY);
+	return bpf_map_lookup_elem(&connections, &qpair);
+}
+
+/* t_recv: the request is NEW. Its SQE is still in the PDU that was received. */
+static __always_inline void received(__u64 req, __u64 now)
+{
+	struct in_flight entry = {};
+	struct in_flight *old;
+	struct connection *c;
+	struct sqe sqe = {};
+	__u64 qpair = 0, pdu = 0;
+
+	if (READ(qpair, req, layout.request_qpair) || READ(pdu, qpair, layout.tqpair_pdu) ||
+	    READ(sqe, pdu, layout.pdu_sqe)) {
+		count(FAB_SEEN);
+		count(FAB_LOST_READ);
+		return;
+	}
+	if (sqe.opcode == OPC_FABRIC) {
+		if ((sqe.nsid & 0xff) == FCTYPE_CONNECT)
+			connecting(qpair, now);
+		return;
+	}
+	c = connection_of(qpair, now);
+	if (!c) {
+		count(FAB_SEEN);
+		count(FAB_LOST_MAP);
+		return;
+	}
+	if (c->qid == 0)
+		return;
+	count(FAB_SEEN);
+	old = bpf_map_lookup_elem(&in_flight, &req);
+	if (old) {
+		/* Freed without passing COMPLETED: its queue pair died. */
+		count(FAB_LOST_UNFINISHED);
+	}
+	if (!kept(&sqe)) {
+		if (old)
+			bpf_map_delete_elem(&in_flight, &req);
+		count(FAB_UNSAMPLED);
+		return;
+	}
+	identify(&entry.command, &sqe);
+	entry.command.queue = c->queue;
+	entry.command.ts[FAB_T_RECV] = now;
+	entry.socket = c->socket;
+	entry.qpair = qpair;
+	if (bpf_map_update_elem(&in_flight, &req, &entry, BPF_ANY))
+		count(FAB_LOST_MAP);
+}
+
+/* t_data: all data of a write that had its R2T is there. In-capsule writes pass here too, and have no t_data. */
+static __always_inline void data_complete(__u64 req, __u64 now)
+{
+	struct in_flight *e = bpf_map_lookup_elem(&in_flight, &req);
+
+	if (!e || !e->command.r2ts || e->command.ts[FAB_T_DATA])
+		return;
+	e->command.ts[FAB_T_DATA] = now;
+	if (!layout.r2t_at_queueing)
+		e->command.ts[FAB_T_R2T] = flush_after(e->socket, e->r2t);
+}
+
+/* t_resp: the completion entry is final and the transport has it. */
+static __always_inline void responding(__u64 req, __u64 now)
+{
+	struct in_flight *e = bpf_map_lookup_elem(&in_flight, &req);
+	__u16 status = 0;
+	__u64 rsp = 0;
+
+	if (!e || e->command.ts[FAB_T_RESP])
+		return;
+	e->command.ts[FAB_T_RESP] = now;
+	e->response = flushes(e->socket);
+	/* CQE dword 3, upper half: phase, SC, SCT. */
+	if (!READ(rsp, req, layout.request_rsp) && !READ(status, rsp, 14))
+		e->command.status = status >> 1 & 0x7ff;
+}
+
+/* The request is freed: what is known of its command is all there will be. */
+static __always_inline void freed(__u64 req)
+{
+	struct in_flight *e = bpf_map_lookup_elem(&in_flight, &req);
+	__u64 qpair = 0;
+	__u16 qid = 0;
+	__u8 state = 0;
+
+	if (!e) {
+		/* One of the unsampled, or begun before recording: only without sampling can that be told. */
+		if (common.limit == 0xffffffff && !READ(qpair, req, layout.request_qpair) &&
+		    !READ(qid, qpair, layout.qpair_qid) && qid)
+			count(FAB_NO_START);
+		return;
+	}
+	if (!e->command.ts[FAB_T_RESP]) {
+		/* A dying queue pair forces its requests here. A live one answers commands that can not be
+		 * executed (an SGL that is too long, a broken fused pair) without passing EXECUTED. */
+		if (layout.qpair_state == SPDK_ABSENT || layout.qpair_enabled == SPDK_ABSENT ||
+		    READ(state, e->qpair, layout.qpair_state) || state != layout.qpair_enabled) {
+			count(FAB_LOST_UNFINISHED);
+			bpf_map_delete_elem(&in_flight, &req);
+			return;
+		}
+	} else {
+		e->command.ts[FAB_T_SENT] = flush_after(e->socket, e->response);
+	}
+	send_command(&e->command);
+	bpf_map_delete_elem(&in_flight, &req);
+}
+
+/*
+ * t_recv, t_data, t_resp and the end, from one function: nvmf_tcp_req_process(transport, tcp_req) is the
+ * state machine that every step of a request from outside enters, and the state at its entry says which
+ * step this is. It is local to its file and far too large to be inlined, in every version known.
+ */
+SEC("uprobe")
+int req_process(struct pt_regs *ctx)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u64 req = PT_REGS_PARM2(ctx);
+	__u32 state = 0;
+
+	if (!ours() || READ(state, req, layout.tcp_req_state))
+		return 0;
+	if (state == layout.state_new)
+		received(req, now);
+	else if (state == layout.state_executed)
+		responding(req, now);
+	else if (state == layout.state_completed)
+		freed(req);
+	else if (state == layout.state_ready_to_execute)
+		data_complete(req, now);
+	return 0;
+}
+
+/*
+ * t_r2t: nvmf_tcp_send_r2t_pdu(tqpair, tcp_req), best at the instructions that call it. Only R2T writes pass
+ * here. It queues the R2T; the flush that comes next sends it.
+ */
+SEC("uprobe")
+int send_r2t(struct pt_regs *ctx)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u64 req = PT_REGS_PARM2(ctx);
+	struct in_flight *e;
+
+	if (!ours())
+		return 0;
+	e = bpf_map_lookup_elem(&in_flight, &req);
+	if (!e)
+		return 0;
+	if (!e->command.r2ts) {
+		e->r2t = flushes(e->socket);
+		if (layout.r2t_at_queueing)
+			e->command.ts[FAB_T_R2T] = now;
+	}
+	if (e->command.r2ts != 0xff)
+		e->command.r2ts += 1;
+	return 0;
+}
+
+static __always_inline void submitted(__u64 req, __u64 now)
+{
+	struct in_flight *e = bpf_map_lookup_elem(&in_flight, &req);
+
+	if (e && !e->command.ts[FAB_T_SUBMIT])
+		e->command.ts[FAB_T_SUBMIT] = now;
+}
+
+/*
+ * t_submit: bdev_io_submit(bdev_io), before QoS queueing and splitting, which are storage's. Stacked bdevs
+ * and split children pass here as well; their caller_ctx is no request. An unmap's caller_ctx is nvmf's own
+ * structure that holds the request.
+ */
+SEC("uprobe")
+int bdev_submit(struct pt_regs *ctx)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u64 bdev_io = PT_REGS_PARM1(ctx);
+	__u64 caller = 0, req = 0;
+	__u8 type = 0;
+
+	if (!ours() || READ(caller, bdev_io, layout.bdev_io_caller_ctx) || !caller)
+		return 0;
+	if (layout.unmap_req != SPDK_ABSENT && layout.bdev_io_type != SPDK_ABSENT &&
+	    !READ(type, bdev_io, layout.bdev_io_type) && type == layout.type_unmap &&
+	    !READ(req, caller, layout.unmap_req) && req && bpf_map_lookup_elem(&in_flight, &req))
+		caller = req;
+	submitted(caller, now);
+	return 0;
+}
+
+/* t_submit, next rung: spdk_nvmf_request_exec(req), which still has the checks of the nvmf layer ahead. */
+SEC("uprobe")
+int request_exec(struct pt_regs *ctx)
+{
+	if (ours())
+		submitted(PT_REGS_PARM1(ctx), bpf_ktime_get_ns());
+	return 0;
+}
+
+static __always_inline void done(__u64 req, __u64 now)
+{
+	struct in_flight *e = bpf_map_lookup_elem(&in_flight, &req);
+
+	if (e && !e->command.ts[FAB_T_DONE])
+		e->command.ts[FAB_T_DONE] = now;
+}
+
+/*
+ * t_done: spdk_nvmf_request_complete(req): what every completion of storage calls first, also those that
+ * have a callback of their own (unmap, zero-copy) and those that never reached a bdev.
+ */
+SEC("uprobe")
+int request_complete(struct pt_regs *ctx)
+{
+	if (ours())
+		done(PT_REGS_PARM1(ctx), bpf_ktime_get_ns());
+	return 0;
+}
+
+/* t_done where that is inlined: nvmf_bdev_ctrlr_complete_cmd(bdev_io, success, req), the bdev's callback. */
+SEC("uprobe")
+int bdev_complete(struct pt_regs *ctx)
+{
+	if (ours())
+		done(PT_REGS_PARM3(ctx), bpf_ktime_get_ns());
+	return 0;
+}
+
+/* Event: spdk_nvmf_qpair_disconnect(qpair). */
+SEC("uprobe")
+int qpair_disconnect(struct pt_regs *ctx)
+{
+	if (ours())
+		gone(PT_REGS_PARM1(ctx));
+	return 0;
+}
+
+/* Event: nvmf_prop_set_cc(ctrlr, cc): the host enables, resets or shuts down its controller. */
+SEC("uprobe")
+int set_cc(struct pt_regs *ctx)
+{
+	__u64 ctrlr = PT_REGS_PARM1(ctx), subsystem = 0;
+	__u32 before = 0;
+
+	if (!ours() || layout.ctrlr_cc == SPDK_ABSENT || READ(before, ctrlr, layout.ctrlr_cc))
+		return 0;
+	READ(subsystem, ctrlr, layout.ctrlr_subsys);
+	event(SPDK_EVENT_CC, 0, before, PT_REGS_PARM2(ctx),
+	      subsystem ? subsystem + layout.subsystem_subnqn : 0);
+	return 0;
+}
+
+/* Event: nvmf_ctrlr_destruct(ctrlr). */
+SEC("uprobe")
+int ctrlr_destruct(struct pt_regs *ctx)
+{
+	__u64 ctrlr = PT_REGS_PARM1(ctx), subsystem = 0;
+	__u16 cntlid = 0;
+
+	if (!ours())
+		return 0;
+	READ(cntlid, ctrlr, layout.ctrlr_cntlid);
+	READ(subsystem, ctrlr, layout.ctrlr_subsys);
+	event(SPDK_EVENT_DESTRUCT, 0, cntlid, 0, subsystem ? subsystem + layout.subsystem_subnqn : 0);
+	return 0;
+}
+
+/* Event: nvmf_subsystem_state_change(subsystem, nsid, state, ...): a pause explains commands that wait. */
+SEC("uprobe")
+int subsystem_change(struct pt_regs *ctx)
+{
+	if (ours())
+		event(SPDK_EVENT_SUBSYSTEM, 0, 0, PT_REGS_PARM3(ctx),
+		      PT_REGS_PARM1(ctx) + layout.subsystem_subnqn);
+	return 0;
+}

@@ -1,0 +1,164 @@
+//! Records SPDK as the host over NVMe/TCP: `spdk_nvme_perf`, `bdevperf`, or any program with SPDK's NVMe
+//! driver.
+
+use std::mem::{MaybeUninit, offset_of};
+use std::time::Duration;
+
+use libbpf_rs::OpenObject;
+use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
+use run_format::{Counters, Hook, Kind, Side, Sink, Software, Source};
+
+use crate::loader::{
+    self, Attach, InFlight, Maps, Recorder, fill_common, offset, optional, optional_enumerator,
+};
+use crate::plan::{Kernel, Survey};
+use crate::process::Process;
+use crate::resolve::BinarySet;
+use crate::{Error, Options, messages};
+
+#[allow(missing_docs, missing_debug_implementations, unreachable_pub, unused_qualifications, clippy::all)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks, dead_code)]
+mod skeleton {
+    include!(concat!(env!("OUT_DIR"), "/host.skel.rs"));
+}
+use skeleton::types::{in_flight, spdk_layout_host};
+
+/// An SPDK host being recorded. Dropping it takes every probe away.
+#[derive(Debug)]
+pub struct Host(Recorder);
+
+impl Host {
+    /// Finds the hooks in the process's binaries and attaches to it while it runs.
+    ///
+    /// # Errors
+    /// When rights are missing, the process is gone or is no SPDK host, its functions or structures can not
+    /// be found, or the kernel refuses a program.
+    pub fn attach(process: &Process, options: &Options) -> Result<Host, Error> {
+        loader::check(process)?;
+        let set = loader::binaries(process, options.layout.as_deref(), options.debug_file.as_deref())?;
+        let kernel = Kernel::default();
+        let survey = survey(&set, options, &kernel, false)?;
+        let layout = layout(&set, &survey)?;
+        let common = loader::common(process, options, &survey, &kernel);
+        let how = Attach::here();
+        let refused = |what: &str| {
+            let what = format!("{what} the host's programs");
+            move |source| Error::Bpf { what, source }
+        };
+
+        let mut storage = MaybeUninit::<OpenObject>::uninit();
+        let mut open = skeleton::HostSkelBuilder::default().open(&mut storage).map_err(refused("open"))?;
+        if let Some(rodata) = open.maps.rodata_data.as_mut() {
+            fill_common!(rodata, &common);
+            rodata.layout = layout;
+        }
+        loader::prepare(open.open_object_mut(), &survey, how, options.ring_bytes);
+        let loaded = open.load().map_err(refused("load"))?;
+        let object = loaded.object();
+        let under_way = InFlight {
+            map: loader::map(object, "in_flight")?,
+            counted: |value| value.get(offset_of!(in_flight, identified)).is_some_and(|flag| *flag != 0),
+        };
+        let ending = InFlight { map: loader::map(object, "ending")?, counted: |_| true };
+        let maps = Maps {
+            ring: loader::map(object, "ring")?,
+            counters: loader::map(object, "counters")?,
+            connections: loader::map(object, "connections")?,
+            sockets: loader::map(object, "sockets")?,
+            in_flight: vec![under_way, ending],
+        };
+        let links = loader::attach(object, &survey, how, process.pid)?;
+        let software = loader::software(&set, process);
+        let states = loader::subsystem_states(&set);
+        Recorder::new(Side::Host, maps, links, process, survey, software, states).map(Host)
+    }
+
+    /// How each boundary is taken, with what was passed over for it.
+    #[must_use]
+    pub fn survey(&self) -> &Survey {
+        &self.0.survey
+    }
+}
+
+/// What the host's ladders come to on these binaries.
+pub(crate) fn survey(
+    set: &BinarySet,
+    options: &Options,
+    kernel: &Kernel,
+    thorough: bool,
+) -> Result<Survey, Error> {
+    set.resolve_function("nvme_tcp_req_complete").map_err(|error| match error {
+        Error::NoFunction { .. } | Error::NotSpdk { .. } => Error::WrongProgram {
+            name: set.name().to_owned(),
+            expected: "a program with SPDK's NVMe/TCP driver, such as spdk_nvme_perf or bdevperf",
+            source: Box::new(error),
+        },
+        other => other,
+    })?;
+    Survey::of(set, Side::Host, options.detail, kernel, thorough)
+}
+
+/// The host's structures as this build has them.
+fn layout(set: &BinarySet, survey: &Survey) -> Result<spdk_layout_host, Error> {
+    let absent = messages::SPDK_ABSENT;
+    let trtype_tcp = optional_enumerator(set, "spdk_nvme_transport_type", "SPDK_NVME_TRANSPORT_TCP");
+    Ok(spdk_layout_host {
+        qpair_id: offset(set, "spdk_nvme_qpair.id")?,
+        qpair_ctrlr: offset(set, "spdk_nvme_qpair.ctrlr")?,
+        qpair_trtype: trtype_tcp.map_or(absent, |_| optional(set, "spdk_nvme_qpair.trtype")),
+        ctrlr_cntlid: offset(set, "spdk_nvme_ctrlr.cntlid")?,
+        ctrlr_subnqn: offset(set, "spdk_nvme_ctrlr.trid.subnqn")?,
+        ctrlr_traddr: offset(set, "spdk_nvme_ctrlr.trid.traddr")?,
+        ctrlr_trsvcid: offset(set, "spdk_nvme_ctrlr.trid.trsvcid")?,
+        ctrlr_hostnqn: offset(set, "spdk_nvme_ctrlr.opts.hostnqn")?,
+        tqpair_sock: offset(set, "nvme_tcp_qpair.sock")?,
+        sock_fd: loader::descriptor_offset(set),
+        request_cb_arg: offset(set, "nvme_request.cb_arg")?,
+        tcp_req_req: offset(set, "nvme_tcp_req.req")?,
+        pdu_sqe: loader::sqe_offset(set)?,
+        bdev_io_driver_ctx: if survey.uses("bdev_submit") || survey.uses("bdev_nvme_submit") {
+            offset(set, "spdk_bdev_io.driver_ctx")?
+        } else {
+            absent
+        },
+        trtype_tcp: trtype_tcp.unwrap_or(absent),
+        ends_at_callback: u32::from(survey.uses("bdev_complete") || survey.uses("io_complete")),
+    })
+}
+
+impl Source for Host {
+    type Error = Error;
+
+    fn side(&self) -> Side {
+        Side::Host
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Spdk
+    }
+
+    fn software(&self) -> Software {
+        self.0.software.clone()
+    }
+
+    fn hooks(&self) -> Vec<Hook> {
+        self.0.survey.hooks()
+    }
+
+    fn poll(&mut self, timeout: Duration, sink: &mut dyn Sink) -> Result<usize, Error> {
+        Ok(self.0.poll(timeout, sink))
+    }
+
+    fn stop(&mut self, sink: &mut dyn Sink) -> Result<(), Error> {
+        self.0.stop(sink);
+        Ok(())
+    }
+
+    fn counters(&self) -> Result<Counters, Error> {
+        self.0.counters()
+    }
+
+    fn ended(&self) -> bool {
+        self.0.ended()
+    }
+}

@@ -1,0 +1,502 @@
+//! Loads a side's BPF programs, attaches those that the plan chose, and reads what they send. What the
+//! programs of both sides have in common is here; what differs, [`crate::target`] and [`crate::host`] say.
+//!
+//! Nothing is pinned and nothing is written into the recorded process: when this process ends, however it
+//! ends, the kernel takes every probe away.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use libbpf_rs::{
+    Link, MapCore, MapFlags, MapHandle, Object, OpenObject, ProgramAttachType, UprobeMultiOpts, UprobeOpts,
+};
+use run_format::bpf::raw;
+use run_format::{Counters, Lost, Side, Sink, Software};
+
+use crate::plan::{Kernel, KernelProbe, SockPath, Survey};
+use crate::process::{self, Process};
+use crate::queues::{Dead, Queues, SubsystemStates};
+use crate::resolve::{BinarySet, Product, Site};
+use crate::ring::{Ring, has_ended};
+use crate::{Error, Layout, Options, messages};
+
+/// How long the ring is left alone when it was empty. At 500 thousand commands a second the default ring holds
+/// twenty times what comes meanwhile.
+const REST: Duration = Duration::from_millis(5);
+
+/// How long a queue's commands may still end after the queue went, before they are counted as unfinished.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// What a uprobe's way of attaching is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Attach {
+    /// All sites of a program in one link.
+    Multi,
+    /// One link a site.
+    Single,
+}
+
+/// The running kernel's version.
+pub(crate) fn kernel_version() -> (u32, u32) {
+    let release = nix::sys::utsname::uname()
+        .map(|name| name.release().to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let mut numbers = release
+        .split(|character: char| !character.is_ascii_digit())
+        .map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+impl Attach {
+    /// What this kernel has: multi-uprobe links came with 6.6.
+    pub(crate) fn here() -> Attach {
+        if kernel_version() >= (6, 6) { Attach::Multi } else { Attach::Single }
+    }
+}
+
+/// The constants that the programs of both sides take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Common {
+    pub(crate) tgid: u32,
+    pub(crate) limit: u32,
+    pub(crate) by_sock: bool,
+    pub(crate) path: SockPath,
+}
+
+/// Fills in the constants of a skeleton; its types are generated once for each side.
+macro_rules! fill_common {
+    ($rodata:expr, $common:expr) => {{
+        let rodata = &mut *$rodata;
+        let common: &$crate::loader::Common = $common;
+        rodata.common.tgid = common.tgid;
+        rodata.common.limit = common.limit;
+        rodata.common.by_sock = u32::from(common.by_sock);
+        rodata.common.task_files = common.path.task_files;
+        rodata.common.files_fdt = common.path.files_fdt;
+        rodata.common.fdt_fd = common.path.fdt_fd;
+        rodata.common.file_private = common.path.file_private;
+        rodata.common.socket_sk = common.path.socket_sk;
+    }};
+}
+pub(crate) use fill_common;
+
+/// The binaries of a process with what the options say of their debug information.
+pub(crate) fn binaries(
+    process: &Process,
+    layout: Option<&std::path::Path>,
+    debug_file: Option<&std::path::Path>,
+) -> Result<BinarySet, Error> {
+    let mut set = BinarySet::of_process(process.pid).map_err(|error| match error {
+        Error::Read { .. } if process.ended() => Error::ProcessGone { pid: process.pid },
+        other => other,
+    })?;
+    dress(&mut set, layout, debug_file)?;
+    Ok(set)
+}
+
+/// Gives the binaries the debug file or layout file that was named.
+pub(crate) fn dress(
+    set: &mut BinarySet,
+    layout: Option<&std::path::Path>,
+    debug_file: Option<&std::path::Path>,
+) -> Result<(), Error> {
+    let mut used = (layout.is_none(), debug_file.is_none());
+    let mut failed = None;
+    for binary in set.binaries_mut() {
+        if let Some(path) = layout {
+            match Layout::load(path).and_then(|layout| binary.set_layout(layout)) {
+                Ok(()) => used.0 = true,
+                Err(error) => failed = Some(error),
+            }
+        }
+        if let Some(path) = debug_file {
+            match binary.set_debug_file(path) {
+                Ok(()) => used.1 = true,
+                Err(error) => failed = Some(error),
+            }
+        }
+    }
+    match failed {
+        Some(error) if used != (true, true) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// What the manifest says of the recorded program.
+pub(crate) fn software(set: &BinarySet, process: &Process) -> Software {
+    let version = set.version();
+    Software {
+        name: match version.as_ref().map(|version| version.product) {
+            Some(Product::StandIn) => "fabscope stand-in".to_owned(),
+            _ => "SPDK".to_owned(),
+        },
+        version: version.map(|version| version.text).unwrap_or_default(),
+        build_id: set.build_id().map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect()),
+        path: Some(process.path.display().to_string()),
+        pid: Some(process.pid),
+    }
+}
+
+/// The offset of a member that every build has.
+pub(crate) fn offset(set: &BinarySet, member: &str) -> Result<u32, Error> {
+    set.offset(member).map(|member| member.offset as u32)
+}
+
+/// The offset of a member that a build may lack.
+pub(crate) fn optional(set: &BinarySet, member: &str) -> u32 {
+    offset(set, member).unwrap_or(messages::SPDK_ABSENT)
+}
+
+/// The value of an enumerator that a build may lack.
+pub(crate) fn optional_enumerator(set: &BinarySet, enumeration: &str, enumerator: &str) -> Option<u32> {
+    set.enumerator(enumeration, enumerator).ok().map(|value| value as u32)
+}
+
+/// From the `spdk_sock` that queue pairs point to, to its file descriptor.
+pub(crate) fn descriptor_offset(set: &BinarySet) -> i32 {
+    match (set.offset("spdk_posix_sock.fd"), set.offset("spdk_posix_sock.base")) {
+        (Ok(fd), Ok(base)) => (fd.offset as i64 - base.offset as i64) as i32,
+        _ => messages::SPDK_NO_FD,
+    }
+}
+
+/// Where a capsule's SQE begins in a `nvme_tcp_pdu`.
+pub(crate) fn sqe_offset(set: &BinarySet) -> Result<u32, Error> {
+    offset(set, "nvme_tcp_pdu.hdr.capsule_cmd.ccsqe")
+}
+
+/// Numbers of SPDK's subsystem states.
+pub(crate) fn subsystem_states(set: &BinarySet) -> SubsystemStates {
+    let state = |name| optional_enumerator(set, "spdk_nvmf_subsystem_state", name);
+    SubsystemStates {
+        inactive: state("SPDK_NVMF_SUBSYSTEM_INACTIVE"),
+        active: state("SPDK_NVMF_SUBSYSTEM_ACTIVE"),
+        paused: state("SPDK_NVMF_SUBSYSTEM_PAUSED"),
+    }
+}
+
+/// The constants for this process and plan.
+pub(crate) fn common(process: &Process, options: &Options, survey: &Survey, kernel: &Kernel) -> Common {
+    Common {
+        tgid: process.pid,
+        limit: run_format::bpf::sampling_limit(options.one_in),
+        by_sock: survey.kernel_probes().iter().any(|probe| !matches!(probe, KernelProbe::Tracepoint(..))),
+        path: kernel.sock_path().unwrap_or_default(),
+    }
+}
+
+/// Before loading: only the programs of the plan, and the ring's size.
+pub(crate) fn prepare(object: &mut OpenObject, survey: &Survey, attach: Attach, ring_bytes: u32) {
+    let uprobes = survey.uprobes();
+    for mut program in object.progs_mut() {
+        let name = program.name().to_string_lossy().into_owned();
+        let used = survey.uses(&name);
+        program.set_autoload(used);
+        if used && attach == Attach::Multi && uprobes.iter().any(|(known, _)| *known == name) {
+            program.set_attach_type(ProgramAttachType::TraceUprobeMulti);
+        }
+    }
+    for mut map in object.maps_mut() {
+        if map.name() == "ring" {
+            // The kernel wants a power of two of whole pages.
+            let bytes = ring_bytes.clamp(1 << 16, 1 << 30).next_power_of_two();
+            let _ = map.set_max_entries(bytes);
+        }
+    }
+}
+
+/// Attaches every program of the plan.
+pub(crate) fn attach(object: &Object, survey: &Survey, attach: Attach, pid: u32) -> Result<Vec<Link>, Error> {
+    let mut links = Vec::new();
+    let kernel = survey.kernel_probes();
+    for program in object.progs_mut() {
+        let name = program.name().to_string_lossy().into_owned();
+        if let Some(probe) = kernel.iter().find(|probe| probe.program() == name) {
+            let link = match probe {
+                KernelProbe::Trace(_) => program.attach_trace(),
+                KernelProbe::Raw(_, event) => program.attach_raw_tracepoint(event),
+                KernelProbe::Tracepoint(_, category, event) => program
+                    .attach_tracepoint(libbpf_rs::TracepointCategory::Custom((*category).into()), event),
+            };
+            links.push(link.map_err(|source| Error::Bpf { what: format!("attach {name}"), source })?);
+        }
+    }
+    // The order is from the end of a command's way to its beginning: a command that is seen at its first
+    // hook is seen at all of them.
+    let mut uprobes = survey.uprobes();
+    uprobes.reverse();
+    for (name, sites) in &uprobes {
+        let Some(program) = object.progs_mut().find(|program| program.name() == *name) else { continue };
+        for sites in by_file(sites) {
+            let Some(first) = sites.first() else { continue };
+            let what = || format!("attach {name} to {} in {}", first.symbol, first.binary.display());
+            match attach {
+                Attach::Multi => {
+                    // Until 6.10 the PID of a multi-uprobe meant a thread. The programs look at the
+                    // process themselves.
+                    let pid = if kernel_version() >= (6, 10) { pid as i32 } else { -1 };
+                    let opts = UprobeMultiOpts {
+                        offsets: sites.iter().map(|site| site.file_offset as usize).collect(),
+                        ..UprobeMultiOpts::default()
+                    };
+                    let link = program.attach_uprobe_multi_with_opts(pid, &first.binary, "", opts);
+                    links.push(link.map_err(|source| Error::Bpf { what: what(), source })?);
+                }
+                Attach::Single => {
+                    for site in sites {
+                        // The PID of a single uprobe means a thread as well.
+                        let link = program.attach_uprobe_with_opts(
+                            -1,
+                            &site.binary,
+                            site.file_offset as usize,
+                            UprobeOpts::default(),
+                        );
+                        links.push(link.map_err(|source| Error::Bpf { what: what(), source })?);
+                    }
+                }
+            }
+        }
+    }
+    Ok(links)
+}
+
+fn by_file(sites: &[Site]) -> Vec<Vec<&Site>> {
+    let mut files: Vec<Vec<&Site>> = Vec::new();
+    for site in sites {
+        match files.iter_mut().find(|group| group.first().is_some_and(|first| first.binary == site.binary)) {
+            Some(group) => group.push(site),
+            None => files.push(vec![site]),
+        }
+    }
+    files
+}
+
+/// The attached programs of one side, and the reading end of what they send.
+pub(crate) struct Recorder {
+    links: Vec<Link>,
+    ring: Ring,
+    counters: MapHandle,
+    in_flight: Vec<InFlight>,
+    connections: MapHandle,
+    sockets: MapHandle,
+    queues: Queues,
+    pidfd: OwnedFd,
+    delivered: u64,
+    purged: u64,
+    dying: Vec<(Instant, Dead)>,
+    pub(crate) survey: Survey,
+    pub(crate) software: Software,
+}
+
+/// A map with commands that are under way, and how to read its values.
+pub(crate) struct InFlight {
+    pub(crate) map: MapHandle,
+    /// Whether a value is a command that was counted as seen.
+    pub(crate) counted: fn(&[u8]) -> bool,
+}
+
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorder")
+            .field("links", &self.links.len())
+            .field("delivered", &self.delivered)
+            .field("software", &self.software)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The maps that both sides' objects have.
+pub(crate) struct Maps {
+    pub(crate) ring: MapHandle,
+    pub(crate) counters: MapHandle,
+    pub(crate) connections: MapHandle,
+    pub(crate) sockets: MapHandle,
+    pub(crate) in_flight: Vec<InFlight>,
+}
+
+/// The handle of a map by its name.
+pub(crate) fn map(object: &Object, name: &str) -> Result<MapHandle, Error> {
+    let found = object.maps().find(|map| map.name() == name);
+    let map = found.ok_or_else(|| Error::Bpf {
+        what: format!("find the map {name}"),
+        source: libbpf_rs::Error::from_raw_os_error(libc::ENOENT),
+    })?;
+    MapHandle::try_from(&map).map_err(|source| Error::Bpf { what: format!("open the map {name}"), source })
+}
+
+impl Recorder {
+    pub(crate) fn new(
+        side: Side,
+        maps: Maps,
+        links: Vec<Link>,
+        process: &Process,
+        survey: Survey,
+        software: Software,
+        states: SubsystemStates,
+    ) -> Result<Recorder, Error> {
+        Ok(Recorder {
+            links,
+            ring: Ring::new(maps.ring).map_err(Error::Ring)?,
+            counters: maps.counters,
+            in_flight: maps.in_flight,
+            connections: maps.connections,
+            sockets: maps.sockets,
+            queues: Queues::new(side, process.pid, states),
+            pidfd: process.watch()?,
+            delivered: 0,
+            purged: 0,
+            dying: Vec::new(),
+            survey,
+            software,
+        })
+    }
+
+    /// Hands over what is in the ring; the number of commands.
+    fn drain(&mut self, sink: &mut dyn Sink) -> usize {
+        let Recorder { ring, queues, dying, .. } = self;
+        let mut commands = 0;
+        ring.drain(|message| {
+            if let Some(record) = raw::fab_command::parse(message) {
+                let queue = queues.of(record.queue, sink);
+                sink.command(&record.to_command(queue));
+                commands += 1;
+                return;
+            }
+            match messages::Message::parse(message) {
+                Some(messages::Message::Queue(message)) => queues.came(&message, sink),
+                Some(messages::Message::Went(message)) => {
+                    dying.extend(queues.went(&message, sink).map(|dead| (Instant::now(), dead)));
+                }
+                Some(messages::Message::Event(message)) => queues.event(&message, sink),
+                None => {}
+            }
+        });
+        self.delivered += commands as u64;
+        commands
+    }
+
+    pub(crate) fn poll(&mut self, timeout: Duration, sink: &mut dyn Sink) -> usize {
+        let end = Instant::now() + timeout;
+        loop {
+            let commands = self.drain(sink);
+            self.bury(GRACE);
+            let left = end.saturating_duration_since(Instant::now());
+            if commands > 0 || left.is_zero() {
+                return commands;
+            }
+            self.ring.wait(left.min(REST));
+        }
+    }
+
+    pub(crate) fn stop(&mut self, sink: &mut dyn Sink) {
+        // Backwards: the first hook goes first, so that no command begins to be seen that can not be followed.
+        while self.links.pop().is_some() {}
+        self.drain(sink);
+        self.bury(Duration::ZERO);
+    }
+
+    /// Takes away what queues that went some time ago left in the maps: commands that will never end.
+    fn bury(&mut self, after: Duration) {
+        let mut dead = Vec::new();
+        self.dying.retain(|(since, queue)| {
+            let due = since.elapsed() >= after;
+            if due {
+                dead.push(*queue);
+            }
+            !due
+        });
+        if dead.is_empty() {
+            return;
+        }
+        for InFlight { map, counted } in &self.in_flight {
+            for key in map.keys() {
+                let Ok(Some(value)) = map.lookup(&key, MapFlags::ANY) else { continue };
+                // Every value begins with its command, and a command's third word is its queue.
+                let queue = value.get(8..16).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+                let of_dead = queue.is_some_and(|q| {
+                    let queue = u64::from_ne_bytes(q);
+                    dead.iter().any(|dead| dead.queue == queue)
+                });
+                if of_dead && counted(&value) && map.delete(&key).is_ok() {
+                    self.purged += 1;
+                }
+            }
+        }
+        for queue in dead {
+            // Only if no later connection has come to live at the same address.
+            let key = queue.qpair.to_ne_bytes();
+            let same =
+                self.connections.lookup(&key, MapFlags::ANY).ok().flatten().is_some_and(|value| {
+                    value.get(..8).is_some_and(|first| first == queue.queue.to_ne_bytes())
+                });
+            if same {
+                let _ = self.connections.delete(&key);
+                let _ = self.sockets.delete(&queue.socket.to_ne_bytes());
+            }
+        }
+    }
+
+    fn counter(&self, index: u32) -> Result<u64, Error> {
+        let read = |source| Error::Bpf { what: "read the counters".to_owned(), source };
+        let values = self
+            .counters
+            .lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY)
+            .map_err(read)?
+            .unwrap_or_default();
+        let number = |value: &Vec<u8>| {
+            value.get(..8).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok()).map_or(0, u64::from_ne_bytes)
+        };
+        Ok(values.iter().map(number).sum())
+    }
+
+    pub(crate) fn counters(&self) -> Result<Counters, Error> {
+        let seen = self.counter(raw::FAB_SEEN)?;
+        let unsampled = self.counter(raw::FAB_UNSAMPLED)?;
+        let lost = Lost {
+            ring_full: self.counter(raw::FAB_LOST_RING)?,
+            map_full: self.counter(raw::FAB_LOST_MAP)?,
+            unfinished: self.counter(raw::FAB_LOST_UNFINISHED)? + self.purged,
+            unreadable: self.counter(raw::FAB_LOST_READ)?,
+            probe_missed: 0,
+        };
+        let in_flight = if self.links.is_empty() {
+            self.under_way()
+        } else {
+            // Counters of several CPUs that are read while they move need not add up.
+            seen.saturating_sub(self.delivered + unsampled + lost.total())
+        };
+        Ok(Counters {
+            seen,
+            recorded: self.delivered,
+            unsampled,
+            lost,
+            in_flight,
+            no_start: self.counter(raw::FAB_NO_START)?,
+        })
+    }
+
+    /// Commands in the maps: seen, and not over.
+    fn under_way(&self) -> u64 {
+        let mut number = 0;
+        for InFlight { map, counted } in &self.in_flight {
+            for key in map.keys() {
+                if let Ok(Some(value)) = map.lookup(&key, MapFlags::ANY)
+                    && counted(&value)
+                {
+                    number += 1;
+                }
+            }
+        }
+        number
+    }
+
+    pub(crate) fn ended(&self) -> bool {
+        has_ended(&self.pidfd.as_fd())
+    }
+}
+
+/// Checks what can be checked before anything is loaded.
+pub(crate) fn check(process: &Process) -> Result<(), Error> {
+    process::check_rights()?;
+    if process.ended() { Err(Error::ProcessGone { pid: process.pid }) } else { Ok(()) }
+}

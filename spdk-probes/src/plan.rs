@@ -1,0 +1,843 @@
+//! Decides with what each boundary of a process is taken: the ladders of hooks, best first, and the choice
+//! among them for one program on one kernel. It attaches nothing; what it chooses, the loader attaches, and
+//! `probe` shows.
+
+use std::cell::OnceCell;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::Path;
+
+use libbpf_rs::btf::Btf;
+use libbpf_rs::btf::types::{Func, MemberAttr, Struct, Typedef};
+use libbpf_rs::libbpf_sys;
+use run_format::{Boundary, Hook, Side};
+
+use crate::Error;
+use crate::loader::kernel_version;
+use crate::place::Reg;
+use crate::resolve::{BinarySet, Function, Site};
+
+/// How much of a command's way is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Detail {
+    /// What the five stages need.
+    #[default]
+    Stages,
+    /// Every boundary there is a hook for, also where its own cost is about what it measures.
+    Full,
+}
+
+/// Where a uprobe goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum At {
+    /// At the function's entry, or as near behind it as is cheap.
+    Entry,
+    /// At the calls of the function inside this one, which the kernel emulates.
+    CallsIn(&'static str),
+}
+
+/// A uprobe: which program on which function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Uprobe {
+    pub(crate) program: &'static str,
+    pub(crate) function: &'static str,
+    pub(crate) at: At,
+    /// Registers that must still hold the caller's arguments.
+    pub(crate) live: &'static [Reg],
+    /// The source file it must come from, where other programs have functions of that name.
+    pub(crate) source: Option<&'static str>,
+}
+
+/// One thing that a rung needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Uprobe(Uprobe),
+    /// The first of these that is there.
+    First(&'static [Uprobe]),
+    /// A function of which no copy was inlined anywhere.
+    Whole(&'static str),
+    /// An fentry or fexit program, on this function of the kernel.
+    Kernel {
+        program: &'static str,
+        kind: &'static str,
+        function: &'static str,
+    },
+    /// A raw tracepoint of the kernel.
+    Raw {
+        program: &'static str,
+        name: &'static str,
+    },
+    /// A tracepoint of the kernel.
+    Tracepoint {
+        program: &'static str,
+        category: &'static str,
+        name: &'static str,
+    },
+    /// The program has the NVMe bdev module.
+    BdevUser,
+    /// Only when everything is asked for.
+    FullDetail,
+}
+
+/// Everything in `parts` together takes the boundary.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rung {
+    pub(crate) parts: &'static [Part],
+    /// Whether this is the boundary's own moment.
+    pub(crate) measured: bool,
+    /// How far it is from the definition, where it is.
+    pub(crate) note: &'static str,
+}
+
+/// A boundary and the ways to take it, best first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ladder {
+    pub(crate) boundary: Boundary,
+    pub(crate) rungs: &'static [Rung],
+    /// What stands for the boundary where no rung holds.
+    pub(crate) without: Without,
+}
+
+/// What happens without any rung.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Without {
+    /// Nothing can be recorded.
+    Nothing,
+    /// The model uses another boundary; this is what is lost.
+    Lost(&'static str),
+}
+
+const fn at_entry(program: &'static str, function: &'static str, live: &'static [Reg]) -> Uprobe {
+    Uprobe { program, function, at: At::Entry, live, source: None }
+}
+
+const fn rung(parts: &'static [Part]) -> Rung {
+    Rung { parts, measured: true, note: "" }
+}
+
+const REQ_PROCESS: Part = Part::Uprobe(at_entry("req_process", "nvmf_tcp_req_process", &[Reg::Rsi]));
+/// The R2T's function begins with instructions that are single-stepped; the calls of it are emulated.
+const SEND_R2T: Part = Part::First(&[
+    Uprobe {
+        program: "send_r2t",
+        function: "nvmf_tcp_send_r2t_pdu",
+        at: At::CallsIn("nvmf_tcp_req_process"),
+        live: &[Reg::Rsi],
+        source: None,
+    },
+    at_entry("send_r2t", "nvmf_tcp_send_r2t_pdu", &[Reg::Rsi]),
+]);
+const WRITE_PDU: Part = Part::Uprobe(Uprobe {
+    source: Some("nvme_tcp.c"),
+    ..at_entry("write_pdu", "nvme_tcp_qpair_write_pdu", &[Reg::Rdi, Reg::Rsi, Reg::Rcx])
+});
+const SUBMIT_REQUEST: Part =
+    Part::Uprobe(at_entry("submit_request", "nvme_qpair_submit_request", &[Reg::Rdi, Reg::Rsi]));
+const REQ_COMPLETE: Part =
+    Part::Uprobe(at_entry("req_complete", "nvme_tcp_req_complete", &[Reg::Rdi, Reg::Rsi, Reg::Rdx]));
+const REQUEST_COMPLETE: Part =
+    Part::Uprobe(at_entry("request_complete", "spdk_nvmf_request_complete", &[Reg::Rdi]));
+const BDEV_COMPLETE_CMD: Part =
+    Part::Uprobe(at_entry("bdev_complete", "nvmf_bdev_ctrlr_complete_cmd", &[Reg::Rdx]));
+
+/// The flush that takes a queued PDU along. See bpf/spdk.bpf.h for why not SPDK's own flush function.
+const FLUSH_KERNEL: Part =
+    Part::Kernel { program: "flush_tcp_sendmsg", kind: "fentry", function: "tcp_sendmsg" };
+const FLUSH_RAW: Part = Part::Raw { program: "flush_raw", name: "tcp_sendmsg_locked" };
+/// Where the socket module calls sendmsg: directly in its flush, or since 25.09 in a function of its own.
+const FLUSH_CALLS: Part = Part::First(&[
+    flush_call("posix_writev"),
+    flush_call("_sock_flush"),
+    flush_call("posix_sock_flush"),
+    flush_call("posix_sock_group_impl_poll"),
+]);
+const FLUSH_SYSCALL: Part =
+    Part::Tracepoint { program: "flush_syscall", category: "syscalls", name: "sys_enter_sendmsg" };
+const RECEIVE: Part =
+    Part::Kernel { program: "received_tcp_recvmsg", kind: "fexit", function: "tcp_recvmsg" };
+const RECEIVE_RAW: Part = Part::Raw { program: "received_raw", name: "sock_recv_length" };
+
+const fn flush_call(caller: &'static str) -> Uprobe {
+    Uprobe { program: "flush_call", function: "sendmsg", at: At::CallsIn(caller), live: &[], source: None }
+}
+
+/// The target's boundaries.
+pub(crate) const TARGET: &[Ladder] = &[
+    Ladder { boundary: Boundary::TRecv, rungs: &[rung(&[REQ_PROCESS])], without: Without::Nothing },
+    Ladder {
+        boundary: Boundary::TR2t,
+        rungs: &[
+            rung(&[SEND_R2T, FLUSH_KERNEL]),
+            rung(&[SEND_R2T, FLUSH_RAW]),
+            rung(&[SEND_R2T, FLUSH_CALLS]),
+            rung(&[SEND_R2T, FLUSH_SYSCALL]),
+            Rung {
+                parts: &[SEND_R2T],
+                measured: false,
+                note: "when the R2T is queued: its wait for the next flush is not seen",
+            },
+        ],
+        without: Without::Lost("a write's wait for its data counts as the target driver's time"),
+    },
+    Ladder {
+        boundary: Boundary::TData,
+        rungs: &[rung(&[REQ_PROCESS, SEND_R2T])],
+        without: Without::Lost("t_submit stands for it"),
+    },
+    Ladder {
+        boundary: Boundary::TSubmit,
+        rungs: &[
+            rung(&[Part::Uprobe(at_entry("bdev_submit", "bdev_io_submit", &[Reg::Rdi]))]),
+            Rung {
+                parts: &[Part::Uprobe(at_entry("request_exec", "spdk_nvmf_request_exec", &[Reg::Rdi]))],
+                measured: false,
+                note: "when the nvmf layer takes the command: its checks and waiting for a bdev_io count as storage",
+            },
+        ],
+        without: Without::Lost("storage can not be told from the target's driver"),
+    },
+    Ladder {
+        boundary: Boundary::TDone,
+        rungs: &[
+            rung(&[Part::Whole("spdk_nvmf_request_complete"), REQUEST_COMPLETE]),
+            rung(&[REQUEST_COMPLETE, BDEV_COMPLETE_CMD]),
+            Rung {
+                parts: &[BDEV_COMPLETE_CMD],
+                measured: true,
+                note: "dataset management completes elsewhere and has no t_done",
+            },
+        ],
+        without: Without::Lost("t_resp stands for it"),
+    },
+    Ladder { boundary: Boundary::TResp, rungs: &[rung(&[REQ_PROCESS])], without: Without::Nothing },
+    Ladder {
+        boundary: Boundary::TSent,
+        rungs: &[
+            rung(&[REQ_PROCESS, FLUSH_KERNEL]),
+            rung(&[REQ_PROCESS, FLUSH_RAW]),
+            rung(&[REQ_PROCESS, FLUSH_CALLS]),
+            rung(&[REQ_PROCESS, FLUSH_SYSCALL]),
+        ],
+        without: Without::Lost(
+            "t_resp stands for it: the response's wait for the next flush counts as the network's",
+        ),
+    },
+];
+
+/// The host's boundaries.
+pub(crate) const HOST: &[Ladder] = &[
+    Ladder {
+        boundary: Boundary::HQueued,
+        rungs: &[
+            rung(&[
+                Part::BdevUser,
+                Part::Uprobe(at_entry("bdev_submit", "bdev_io_submit", &[Reg::Rdi])),
+                SUBMIT_REQUEST,
+            ]),
+            Rung {
+                parts: &[
+                    Part::BdevUser,
+                    Part::Uprobe(at_entry("bdev_nvme_submit", "bdev_nvme_submit_request", &[Reg::Rsi])),
+                    SUBMIT_REQUEST,
+                ],
+                measured: false,
+                note: "when the NVMe bdev takes the I/O: what the bdev layer does before is not seen",
+            },
+            rung(&[SUBMIT_REQUEST]),
+        ],
+        without: Without::Nothing,
+    },
+    Ladder {
+        boundary: Boundary::HDriver,
+        rungs: &[rung(&[Part::Uprobe(at_entry(
+            "tcp_submit_request",
+            "nvme_tcp_qpair_submit_request",
+            &[Reg::Rsi],
+        ))])],
+        without: Without::Lost("h_queued stands for it"),
+    },
+    Ladder {
+        boundary: Boundary::HSent,
+        rungs: &[
+            rung(&[WRITE_PDU, FLUSH_KERNEL]),
+            rung(&[WRITE_PDU, FLUSH_RAW]),
+            rung(&[WRITE_PDU, FLUSH_CALLS]),
+            rung(&[WRITE_PDU, FLUSH_SYSCALL]),
+            Rung {
+                parts: &[WRITE_PDU],
+                measured: false,
+                note: "not taken: no flush is seen here, and h_driver stands for it",
+            },
+        ],
+        without: Without::Nothing,
+    },
+    Ladder {
+        boundary: Boundary::HR2t,
+        rungs: &[
+            rung(&[WRITE_PDU, RECEIVE]),
+            rung(&[WRITE_PDU, RECEIVE_RAW]),
+            Rung {
+                parts: &[WRITE_PDU],
+                measured: false,
+                note: "when the answer to the R2T is queued: handling the R2T is not seen",
+            },
+        ],
+        without: Without::Lost("the host's part of an R2T write's wait counts as the network's"),
+    },
+    Ladder {
+        boundary: Boundary::HDataSent,
+        rungs: &[
+            rung(&[WRITE_PDU, FLUSH_KERNEL]),
+            rung(&[WRITE_PDU, FLUSH_RAW]),
+            rung(&[WRITE_PDU, FLUSH_CALLS]),
+            rung(&[WRITE_PDU, FLUSH_SYSCALL]),
+        ],
+        without: Without::Lost("the host's part of an R2T write's wait counts as the network's"),
+    },
+    Ladder {
+        boundary: Boundary::HRecv,
+        rungs: &[rung(&[REQ_COMPLETE, RECEIVE]), rung(&[REQ_COMPLETE, RECEIVE_RAW])],
+        without: Without::Lost(
+            "h_done stands for it: the driver's work on a completion counts as the network's",
+        ),
+    },
+    Ladder { boundary: Boundary::HDone, rungs: &[rung(&[REQ_COMPLETE])], without: Without::Nothing },
+    Ladder {
+        boundary: Boundary::HEnd,
+        rungs: &[
+            rung(&[Part::BdevUser, Part::Uprobe(at_entry("bdev_complete", "bdev_io_complete", &[Reg::Rdi]))]),
+            rung(&[
+                Part::FullDetail,
+                Part::Uprobe(Uprobe {
+                    source: Some("perf.c"),
+                    ..at_entry("io_complete", "io_complete", &[Reg::Rdi])
+                }),
+            ]),
+        ],
+        without: Without::Lost(
+            "h_done stands for it: the driver calls the application back at once, and a probe there would \
+             mostly measure itself",
+        ),
+    },
+];
+
+/// What explains gaps. Each is left out where the build lacks it.
+pub(crate) const TARGET_EVENTS: &[Uprobe] = &[
+    at_entry("qpair_disconnect", "spdk_nvmf_qpair_disconnect", &[Reg::Rdi]),
+    at_entry("set_cc", "nvmf_prop_set_cc", &[Reg::Rdi, Reg::Rsi]),
+    at_entry("ctrlr_destruct", "nvmf_ctrlr_destruct", &[Reg::Rdi]),
+    at_entry("subsystem_change", "nvmf_subsystem_state_change", &[Reg::Rdi, Reg::Rdx]),
+];
+
+/// The same on the host.
+pub(crate) const HOST_EVENTS: &[Uprobe] =
+    &[at_entry("qpair_disconnect", "nvme_tcp_ctrlr_disconnect_qpair", &[Reg::Rsi])];
+
+/// The ladders of a side.
+pub(crate) fn ladders(side: Side) -> &'static [Ladder] {
+    match side {
+        Side::Target => TARGET,
+        Side::Host => HOST,
+    }
+}
+
+fn events(side: Side) -> &'static [Uprobe] {
+    match side {
+        Side::Target => TARGET_EVENTS,
+        Side::Host => HOST_EVENTS,
+    }
+}
+
+/// Every function that a ladder or an event names.
+pub(crate) fn functions() -> impl Iterator<Item = &'static str> {
+    fn of_part(part: &'static Part) -> Vec<&'static str> {
+        let of = |uprobe: &Uprobe| match uprobe.at {
+            At::Entry => uprobe.function,
+            At::CallsIn(caller) => caller,
+        };
+        match part {
+            Part::Uprobe(uprobe) => vec![of(uprobe)],
+            Part::First(uprobes) => uprobes.iter().map(of).collect(),
+            Part::Whole(function) => vec![function],
+            _ => Vec::new(),
+        }
+    }
+    TARGET
+        .iter()
+        .chain(HOST)
+        .flat_map(|ladder| ladder.rungs)
+        .flat_map(|rung| rung.parts)
+        .flat_map(of_part)
+        .chain(TARGET_EVENTS.iter().chain(HOST_EVENTS).map(|uprobe| uprobe.function))
+}
+
+/// What the running kernel offers.
+#[derive(Debug, Default)]
+pub(crate) struct Kernel {
+    btf: OnceCell<Option<Btf<'static>>>,
+    trampolines: OnceCell<Result<(), String>>,
+}
+
+/// Whether fentry programs may be loaded at all: a kernel can be built without, and a machine's owner can
+/// forbid them. An empty program tells.
+fn try_trampoline(function: u32) -> Result<(), String> {
+    const RETURN_0: [libbpf_sys::bpf_insn; 2] = {
+        let nothing = libbpf_sys::bpf_insn {
+            code: 0,
+            _bitfield_align_1: [],
+            _bitfield_1: libbpf_sys::__BindgenBitfieldUnit::new([0]),
+            off: 0,
+            imm: 0,
+        };
+        // mov64 r0, 0; exit (the kernel's Documentation/bpf/standardization/instruction-set.rst)
+        [libbpf_sys::bpf_insn { code: 0xb7, ..nothing }, libbpf_sys::bpf_insn { code: 0x95, ..nothing }]
+    };
+    let mut opts = libbpf_sys::bpf_prog_load_opts {
+        sz: size_of::<libbpf_sys::bpf_prog_load_opts>() as libbpf_sys::size_t,
+        expected_attach_type: libbpf_sys::BPF_TRACE_FENTRY,
+        attach_btf_id: function,
+        ..Default::default()
+    };
+    // SAFETY: all pointers are valid for the call, the counts are those of the array, and the strings end
+    // with a zero.
+    let fd = unsafe {
+        libbpf_sys::bpf_prog_load(
+            libbpf_sys::BPF_PROG_TYPE_TRACING,
+            c"fab_try".as_ptr(),
+            c"Dual BSD/GPL".as_ptr(),
+            RETURN_0.as_ptr(),
+            RETURN_0.len() as libbpf_sys::size_t,
+            &raw mut opts,
+        )
+    };
+    if fd < 0 {
+        let error = std::io::Error::from_raw_os_error(-fd);
+        return Err(format!("the kernel refuses fentry programs ({error})"));
+    }
+    // SAFETY: the descriptor is new, and nobody else has it.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(())
+}
+
+/// From a file descriptor to its `struct sock`: offsets in bytes, from the kernel's own BTF.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SockPath {
+    pub(crate) task_files: u32,
+    pub(crate) files_fdt: u32,
+    pub(crate) fdt_fd: u32,
+    pub(crate) file_private: u32,
+    pub(crate) socket_sk: u32,
+}
+
+impl Kernel {
+    fn btf(&self) -> Option<&Btf<'static>> {
+        self.btf.get_or_init(|| Btf::from_vmlinux().ok()).as_ref()
+    }
+
+    /// The BTF, if it tells the way from a descriptor to its socket.
+    fn sockets(&self) -> Result<&Btf<'static>, String> {
+        let btf = self.btf().ok_or("the kernel has no BTF (/sys/kernel/btf/vmlinux)")?;
+        match self.sock_path() {
+            Some(_) => Ok(btf),
+            None => Err("the kernel's BTF does not tell the way from a descriptor to its socket".into()),
+        }
+    }
+
+    /// Whether a function can take an fentry or fexit program.
+    fn function(&self, kind: &str, name: &str) -> Result<(), String> {
+        let function = self
+            .sockets()?
+            .type_by_name::<Func<'_>>(name)
+            .ok_or_else(|| format!("the kernel's BTF has no function `{name}`"))?;
+        // bpf_get_func_ret, which tells an fexit program the result whatever the number of arguments.
+        if kind == "fexit" && kernel_version() < (5, 17) {
+            return Err("fexit programs learn the result only from Linux 5.17 on".into());
+        }
+        self.trampolines
+            .get_or_init(|| try_trampoline(function.type_id().into()))
+            .as_ref()
+            .map(|()| ())
+            .map_err(Clone::clone)
+    }
+
+    /// Whether there is a raw tracepoint of this name.
+    fn raw_tracepoint(&self, name: &str) -> Result<(), String> {
+        self.sockets()?
+            .type_by_name::<Typedef<'_>>(&format!("btf_trace_{name}"))
+            .map(|_| ())
+            .ok_or_else(|| format!("this kernel has no tracepoint `{name}`"))
+    }
+
+    /// How to get from a file descriptor to its `struct sock`.
+    pub(crate) fn sock_path(&self) -> Option<SockPath> {
+        let btf = self.btf()?;
+        let offset = |structure: &str, member: &str| {
+            let structure: Struct<'_> = btf.type_by_name(structure)?;
+            let found = structure.iter().find(|m| m.name.is_some_and(|name| name == member))?;
+            match found.attr {
+                MemberAttr::Normal { offset } => Some(offset / 8),
+                MemberAttr::BitField { .. } => None,
+            }
+        };
+        Some(SockPath {
+            task_files: offset("task_struct", "files")?,
+            files_fdt: offset("files_struct", "fdt")?,
+            fdt_fd: offset("fdtable", "fd")?,
+            file_private: offset("file", "private_data")?,
+            socket_sk: offset("socket", "sk")?,
+        })
+    }
+
+    fn tracepoint(category: &str, name: &str) -> Result<(), String> {
+        let there = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"]
+            .iter()
+            .any(|root| Path::new(&format!("{root}/events/{category}/{name}/id")).exists());
+        if there {
+            Ok(())
+        } else {
+            Err(format!("no tracepoint {category}:{name} here (is tracefs mounted?)"))
+        }
+    }
+}
+
+/// One rung, tried on one program and kernel.
+#[derive(Clone, Debug)]
+pub struct RungSurvey {
+    /// What it is, such as `uprobe bdev_io_submit`.
+    pub hook: String,
+    /// Where its uprobes would go, or why it can not be had.
+    pub outcome: Result<Vec<Site>, String>,
+    /// Whether this is the boundary's own moment.
+    pub measured: bool,
+    /// How far it is from the definition, where it is.
+    pub note: String,
+    pub(crate) uprobes: Vec<(&'static str, Vec<Site>)>,
+    pub(crate) kernel: Vec<KernelProbe>,
+}
+
+/// A program on the kernel's side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KernelProbe {
+    /// fentry or fexit: the program names its function.
+    Trace(&'static str),
+    /// A raw tracepoint: program and name.
+    Raw(&'static str, &'static str),
+    /// A tracepoint.
+    Tracepoint(&'static str, &'static str, &'static str),
+}
+
+impl KernelProbe {
+    pub(crate) fn program(self) -> &'static str {
+        match self {
+            KernelProbe::Trace(program)
+            | KernelProbe::Raw(program, _)
+            | KernelProbe::Tracepoint(program, ..) => program,
+        }
+    }
+}
+
+/// How one boundary can be taken.
+#[derive(Clone, Debug)]
+pub struct BoundarySurvey {
+    /// The boundary.
+    pub boundary: Boundary,
+    /// Its rungs, best first.
+    pub rungs: Vec<RungSurvey>,
+    /// The first that holds.
+    pub chosen: Option<usize>,
+    /// What is lost where none does.
+    pub lost: Option<String>,
+}
+
+impl BoundarySurvey {
+    /// The rung that holds.
+    pub fn rung(&self) -> Option<&RungSurvey> {
+        self.rungs.get(self.chosen?)
+    }
+
+    /// Why not the better rungs, one sentence each.
+    fn why(&self) -> Option<String> {
+        let better = self.rungs.iter().take(self.chosen.unwrap_or(usize::MAX));
+        let mut reasons: Vec<String> = better
+            .filter_map(|rung| Some(format!("not {}: {}", rung.hook, rung.outcome.as_ref().err()?)))
+            .collect();
+        match self.rung() {
+            Some(rung) if !rung.note.is_empty() => reasons.insert(0, rung.note.clone()),
+            Some(_) => {}
+            None => reasons.extend(self.lost.clone()),
+        }
+        (!reasons.is_empty()).then(|| reasons.join("; "))
+    }
+
+    /// As a run's manifest has it.
+    #[must_use]
+    pub fn hook(&self) -> Hook {
+        let rung = self.rung();
+        let site = rung.and_then(|rung| rung.outcome.as_ref().ok()?.first());
+        Hook {
+            boundary: self.boundary,
+            hook: rung.map(|rung| rung.hook.clone()),
+            rung: self.chosen.unwrap_or(self.rungs.len()) as u32,
+            measured: rung.is_some_and(|rung| rung.measured),
+            instruction: site.map(|site| site.instruction.clone()),
+            estimated_ns: site.map(|site| site.estimated_ns),
+            why: self.why(),
+        }
+    }
+}
+
+/// What one program on this kernel offers for one side.
+#[derive(Clone, Debug)]
+pub struct Survey {
+    /// The side.
+    pub side: Side,
+    /// Its boundaries, in the order a command passes them.
+    pub boundaries: Vec<BoundarySurvey>,
+    /// What else is watched: function, and where its probe goes or why not.
+    pub events: Vec<(String, Result<Vec<Site>, String>)>,
+    pub(crate) event_uprobes: Vec<(&'static str, Vec<Site>)>,
+}
+
+impl Survey {
+    /// Tries every rung of the side's ladders on these binaries.
+    ///
+    /// `thorough` tries also those below the chosen one, which only a reader of the survey wants.
+    pub(crate) fn of(
+        set: &BinarySet,
+        side: Side,
+        detail: Detail,
+        kernel: &Kernel,
+        thorough: bool,
+    ) -> Result<Survey, Error> {
+        let prober = Prober { set, detail, kernel };
+        let boundaries = ladders(side)
+            .iter()
+            .map(|ladder| prober.ladder(ladder, thorough))
+            .collect::<Result<Vec<_>, Error>>()?;
+        let mut outcomes = Vec::new();
+        let mut event_uprobes = Vec::new();
+        for uprobe in events(side) {
+            let outcome = prober.uprobe(uprobe).map_err(|error| error.to_string());
+            if let Ok(sites) = &outcome {
+                event_uprobes.push((uprobe.program, sites.clone()));
+            }
+            outcomes.push((uprobe.function.to_owned(), outcome));
+        }
+        Ok(Survey { side, boundaries, events: outcomes, event_uprobes })
+    }
+
+    /// As a run's manifest has it.
+    #[must_use]
+    pub fn hooks(&self) -> Vec<Hook> {
+        self.boundaries.iter().map(BoundarySurvey::hook).collect()
+    }
+
+    /// Every uprobe of the chosen rungs and of the events: each program once, with all its sites.
+    pub(crate) fn uprobes(&self) -> Vec<(&'static str, Vec<Site>)> {
+        let mut all: Vec<(&'static str, Vec<Site>)> = Vec::new();
+        let chosen = self.boundaries.iter().filter_map(BoundarySurvey::rung).flat_map(|rung| &rung.uprobes);
+        for (program, sites) in chosen.chain(&self.event_uprobes) {
+            if !all.iter().any(|(known, _)| known == program) {
+                all.push((program, sites.clone()));
+            }
+        }
+        all
+    }
+
+    /// Every kernel program of the chosen rungs, each once.
+    pub(crate) fn kernel_probes(&self) -> Vec<KernelProbe> {
+        let mut all = Vec::new();
+        for rung in self.boundaries.iter().filter_map(BoundarySurvey::rung) {
+            for probe in &rung.kernel {
+                if !all.contains(probe) {
+                    all.push(*probe);
+                }
+            }
+        }
+        all
+    }
+
+    /// Whether a program takes part.
+    pub(crate) fn uses(&self, program: &str) -> bool {
+        self.uprobes().iter().any(|(name, _)| *name == program)
+            || self.kernel_probes().iter().any(|probe| probe.program() == program)
+    }
+}
+
+struct Prober<'a> {
+    set: &'a BinarySet,
+    detail: Detail,
+    kernel: &'a Kernel,
+}
+
+impl Prober<'_> {
+    fn ladder(&self, ladder: &Ladder, thorough: bool) -> Result<BoundarySurvey, Error> {
+        let mut rungs: Vec<RungSurvey> = Vec::new();
+        let mut chosen = None;
+        for rung in ladder.rungs {
+            let survey = self.rung(rung);
+            if chosen.is_none() && survey.outcome.is_ok() {
+                chosen = Some(rungs.len());
+            }
+            rungs.push(survey);
+            if chosen.is_some() && !thorough {
+                break;
+            }
+        }
+        let lost = match (chosen, ladder.without) {
+            (Some(_), _) => None,
+            (None, Without::Lost(what)) => Some(what.to_owned()),
+            (None, Without::Nothing) => {
+                let reasons: Vec<&str> =
+                    rungs.iter().filter_map(|rung| rung.outcome.as_ref().err().map(String::as_str)).collect();
+                return Err(Error::NoHook {
+                    name: self.set.name().to_owned(),
+                    boundary: ladder.boundary,
+                    reasons: reasons.join("; "),
+                });
+            }
+        };
+        Ok(BoundarySurvey { boundary: ladder.boundary, rungs, chosen, lost })
+    }
+
+    fn rung(&self, rung: &Rung) -> RungSurvey {
+        let mut names = Vec::new();
+        let mut uprobes: Vec<(&'static str, Vec<Site>)> = Vec::new();
+        let mut kernel = Vec::new();
+        let mut failed: Option<String> = None;
+        let mut fail = |reason: String| {
+            failed.get_or_insert(reason);
+        };
+        for part in rung.parts {
+            match part {
+                Part::Uprobe(uprobe) => match self.uprobe(uprobe) {
+                    Ok(sites) => {
+                        names.push(name_of(uprobe, &sites));
+                        uprobes.push((uprobe.program, sites));
+                    }
+                    Err(reason) => {
+                        names.push(format!("uprobe {}", uprobe.function));
+                        fail(reason.to_string());
+                    }
+                },
+                Part::First(alternatives) => {
+                    let mut reasons = Vec::new();
+                    let found = alternatives.iter().find_map(|uprobe| {
+                        self.uprobe(uprobe)
+                            .map_err(|reason| reasons.push(reason.to_string()))
+                            .ok()
+                            .map(|sites| (uprobe, sites))
+                    });
+                    match found {
+                        Some((uprobe, sites)) => {
+                            names.push(name_of(uprobe, &sites));
+                            uprobes.push((uprobe.program, sites));
+                        }
+                        None => {
+                            if let Some(uprobe) = alternatives.first() {
+                                names.push(format!("uprobe {}", uprobe.function));
+                            }
+                            fail(reasons.into_iter().next().unwrap_or_default());
+                        }
+                    }
+                }
+                Part::Whole(function) => match self.set.inlined_copies(function) {
+                    Ok(places) if !places.is_empty() => {
+                        fail(format!("`{function}` was inlined at {} places", places.len()));
+                    }
+                    _ => {}
+                },
+                Part::Kernel { program, kind, function } => {
+                    names.push(format!("{kind} {function}"));
+                    match self.kernel.function(kind, function).and_then(|()| self.descriptor()) {
+                        Ok(()) => kernel.push(KernelProbe::Trace(program)),
+                        Err(reason) => fail(reason),
+                    }
+                }
+                Part::Raw { program, name } => {
+                    names.push(format!("raw tracepoint {name}"));
+                    match self.kernel.raw_tracepoint(name).and_then(|()| self.descriptor()) {
+                        Ok(()) => kernel.push(KernelProbe::Raw(program, name)),
+                        Err(reason) => fail(reason),
+                    }
+                }
+                Part::Tracepoint { program, category, name } => {
+                    names.push(format!("tracepoint {category}:{name}"));
+                    match Kernel::tracepoint(category, name).and_then(|()| self.descriptor()) {
+                        Ok(()) => kernel.push(KernelProbe::Tracepoint(program, category, name)),
+                        Err(reason) => fail(reason),
+                    }
+                }
+                Part::BdevUser => {
+                    let driver = self.set.offset("spdk_bdev_io.driver_ctx");
+                    if self.set.resolve_function("bdev_nvme_submit_request").is_err() || driver.is_err() {
+                        fail("the program does not use NVMe bdevs".to_owned());
+                    }
+                }
+                Part::FullDetail => {
+                    if self.detail != Detail::Full {
+                        fail("only with --detail full".to_owned());
+                    }
+                }
+            }
+        }
+        let sites = uprobes.iter().flat_map(|(_, sites)| sites.clone()).collect();
+        RungSurvey {
+            hook: names.join(", "),
+            outcome: failed.map_or(Ok(sites), Err),
+            measured: rung.measured,
+            note: rung.note.to_owned(),
+            uprobes,
+            kernel,
+        }
+    }
+
+    /// Whether a connection's file descriptor can be read, by which its flushes are known.
+    fn descriptor(&self) -> Result<(), String> {
+        self.set.offset("spdk_posix_sock.fd").map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    fn uprobe(&self, uprobe: &Uprobe) -> Result<Vec<Site>, Error> {
+        match uprobe.at {
+            At::Entry => {
+                let function = self.set.resolve_function(uprobe.function)?;
+                let function = from_source(function, uprobe.source);
+                if function.copies.iter().any(|copy| copy.is_partial()) {
+                    return Err(Error::OnlyInlined {
+                        path: self.set.name().into(),
+                        name: uprobe.function.to_owned(),
+                        places: function.copies.len(),
+                    });
+                }
+                self.set.place(&function, uprobe.live)
+            }
+            At::CallsIn(caller) => {
+                let function = self.set.resolve_function(caller)?;
+                self.set.call_sites(&function, uprobe.function)
+            }
+        }
+    }
+}
+
+/// Only the copies from this source file, where the symbol table tells; all where it tells of none.
+fn from_source(mut function: Function, source: Option<&str>) -> Function {
+    if let Some(wanted) = source
+        && function.copies.iter().any(|copy| copy.source.as_deref() == Some(wanted))
+    {
+        function.copies.retain(|copy| copy.source.as_deref() == Some(wanted));
+    }
+    function
+}
+
+/// `uprobe bdev_io_submit+1`, or `uprobe nvmf_tcp_req_process+530 (call nvmf_tcp_send_r2t_pdu)`.
+fn name_of(uprobe: &Uprobe, sites: &[Site]) -> String {
+    let Some(site) = sites.first() else { return format!("uprobe {}", uprobe.function) };
+    let at = match site.offset_in_function {
+        0 => String::new(),
+        offset => format!("+{offset}"),
+    };
+    let more = if sites.len() > 1 { format!(" and {} more", sites.len() - 1) } else { String::new() };
+    match uprobe.at {
+        At::Entry => format!("uprobe {}{at}{more}", site.symbol),
+        At::CallsIn(_) => format!("uprobe {}{at} ({}){more}", site.symbol, site.instruction),
+    }
+}
