@@ -13,6 +13,7 @@ use crate::vm::QEMU;
 const PROGRAMS: &[(&str, &str)] = &[
     (QEMU, "qemu-system-x86"),
     ("busybox", "busybox-static"),
+    ("dash", "dash"),
     ("ldd", "libc-bin"),
     ("strip", "binutils"),
     ("tar", "tar"),

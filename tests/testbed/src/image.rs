@@ -51,7 +51,12 @@ pub(crate) fn write(into: &Path, kernel: &Files, contents: &Contents) -> Result<
     let file = File::create(into).with_context(|| into.display().to_string())?;
     let mut image =
         Image { archive: Archive::new(BufWriter::with_capacity(1 << 20, file)), placed: BTreeSet::new() };
-    image.base().context("cannot pack busybox and the agent")?;
+    image.folders()?;
+    // The shell that runs commands. Busybox's own would prefer its applets to programs of that name.
+    let shell = Program { source: PathBuf::from("dash"), keep_debug: false };
+    image.program(&shell).context("cannot pack the shell; install the package dash")?;
+    image.archive.symlink("/usr/bin/sh", "dash")?;
+    image.placed.insert("/usr/bin/sh".to_owned());
     image.modules(kernel).context("cannot pack the kernel's modules")?;
     for program in &contents.programs {
         image
@@ -59,8 +64,11 @@ pub(crate) fn write(into: &Path, kernel: &Files, contents: &Contents) -> Result<
             .with_context(|| format!("cannot pack program {}", program.source.display()))?;
     }
     for (source, to) in &contents.files {
-        image.tree(source, to).with_context(|| format!("cannot pack {} as {to}", source.display()))?;
+        image
+            .tree(source, &in_vm(Path::new(to)))
+            .with_context(|| format!("cannot pack {} as {to}", source.display()))?;
     }
+    image.base().context("cannot pack busybox and the agent")?;
     image.archive.finish()?;
     Ok(fs::metadata(into)?.len())
 }
@@ -72,13 +80,17 @@ struct Image {
 }
 
 impl Image {
-    fn base(&mut self) -> Result<()> {
+    fn folders(&mut self) -> Result<()> {
         for folder in ["/dev", "/proc", "/sys", "/run", "/tmp", "/root", "/etc", "/usr/lib", "/usr/lib64"] {
             self.archive.directory(folder)?;
         }
         for name in ["bin", "sbin", "lib", "lib64"] {
             self.archive.symlink(&format!("/{name}"), &format!("usr/{name}"))?;
         }
+        Ok(())
+    }
+
+    fn base(&mut self) -> Result<()> {
         let busybox = find_program(Path::new("busybox"))
             .context("busybox is not installed; install the package busybox-static")?;
         if !libraries(&busybox)?.is_empty() {
@@ -88,8 +100,8 @@ impl Image {
         let output = Command::new(&busybox).arg("--list-full").output()?;
         for applet in String::from_utf8_lossy(&output.stdout).lines() {
             let path = in_vm(Path::new(applet));
-            // A program of that name would be shadowed in PATH's order otherwise.
-            if path != "/usr/bin/busybox" {
+            // A program that a test names comes before the applet.
+            if path != "/usr/bin/busybox" && self.placed.insert(path.clone()) {
                 self.archive.symlink(&path, "/usr/bin/busybox")?;
             }
         }

@@ -24,6 +24,11 @@ ip link set lo up
 ip link set eth0 up
 ip addr add 10.0.2.15/24 dev eth0
 ip route add default via 10.0.2.2
+# The first guess of the clock's rate can be wrong by a thousandth until the kernel has refined it.
+for try in $(seq 50); do
+    grep -q early /sys/devices/system/clocksource/clocksource0/current_clocksource || break
+    sleep 0.1
+done
 ulimit -l unlimited
 ulimit -n 65536
 for port in /sys/class/virtio-ports/*; do

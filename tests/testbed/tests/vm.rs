@@ -111,7 +111,9 @@ fn debian_6_12_does_everything() -> Result<()> {
     let vm = Vm::builder(Kernel::Debian6_12)
         .program(&script)
         .program("fio")
+        .program("tc")
         .file(folder.path().join("tree"), "/carried")
+        .file(&script, "/lib/carried-too")
         .forward(4420)
         .boot()?;
     usual(&vm)?;
@@ -128,6 +130,11 @@ fn debian_6_12_does_everything() -> Result<()> {
     ensure!(vm.sh("\"/tmp/it's\" you")? == "hello you\n");
     ensure!(vm.pull("/no/such", folder.path()).is_err());
     ensure!(vm.push(&folder.path().join("missing"), "/tmp/x").is_err());
+
+    ensure!(vm.sh("/usr/lib/carried-too 2")? == "hello 2\n");
+    // A program that busybox has too, in lesser form.
+    vm.sh("tc qdisc add dev lo root netem delay 1ms && tc qdisc show dev lo | grep -q netem")?;
+    vm.sh("tc qdisc del dev lo root")?;
 
     // Large output, both streams at once.
     let output = vm.run("yes 0123456 | head -c 1048576; yes e | head -c 100000 >&2", MINUTE)?;
