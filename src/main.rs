@@ -1,2 +1,28 @@
-//! fabscope, the command.
-fn main() {}
+//! fabscope, the command: parse, run, map the result to an exit code.
+#![allow(unreachable_pub)] // a binary's modules have no outside
+
+mod cli;
+mod demo;
+mod exit;
+mod probe;
+mod progress;
+mod record;
+mod recorder;
+mod report;
+mod schema;
+mod signals;
+mod workload;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let result = match cli::Cli::parse().command {
+        cli::Subcommand::Demo(options) => demo::run(&options),
+        cli::Subcommand::Probe(what) => probe::run(&what),
+        cli::Subcommand::Record(what) => record::run(&what),
+        cli::Subcommand::Report(options) => report::run(&options),
+        cli::Subcommand::Schema(options) => schema::run(&options),
+    };
+    exit::code(result)
+}

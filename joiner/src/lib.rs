@@ -1,1 +1,34 @@
-//! Joins a host run and a target run into the five-stage model.
+//! Joins a host run and a target run into the five-stage model, and reports it. It sees only run
+//! directories: it knows no probes, needs no root, and draws nothing but text.
+//!
+//! [`join`] matches the commands of the two sides; [`report`] says where their time went; [`host_report`]
+//! and [`target_report`] say what one side alone can know.
+
+mod clock;
+mod describe;
+mod error;
+mod frame;
+mod join;
+mod lanes;
+mod matching;
+mod model;
+mod queues;
+mod recording;
+mod report;
+mod stats;
+#[cfg(any(test, feature = "synthetic"))]
+pub mod synthetic;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use error::Error;
+pub use join::{
+    Accounting, Aside, BoundaryFigures, ClockFigures, JoinOptions, Joined, Pair, SetAside, join,
+};
+pub use model::{Stages, SubStage};
+pub use queues::{Link, LinkedBy};
+pub use report::{
+    Class, FioFigures, GroupBy, Report, ReportOptions, SCHEMA, host_report, report, target_report,
+};
+pub use stats::Distribution;

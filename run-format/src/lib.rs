@@ -13,6 +13,7 @@ mod manifest;
 mod operation;
 mod queue;
 mod reader;
+pub mod sampling;
 mod source;
 mod units;
 mod writer;

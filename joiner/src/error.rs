@@ -1,0 +1,86 @@
+//! What can go wrong with a join or a report.
+
+use run_format::Side;
+
+/// An error of joining or reporting. Its text names the thing, the reason and the next step.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A run could not be read.
+    #[error(transparent)]
+    Run(#[from] run_format::Error),
+    /// A run of the other side was needed.
+    #[error(
+        "a {wanted} run is needed and this is a {} run: {run}",
+        match wanted { Side::Host => "target", Side::Target => "host" }
+    )]
+    WrongSide {
+        /// The side that was needed.
+        wanted: Side,
+        /// What the run is.
+        run: String,
+    },
+    /// Both runs are of the same side.
+    #[error(
+        "both runs are of a {side}, so there is nothing to join: give one host run and one target run\n  {first}\n  {second}"
+    )]
+    SameSide {
+        /// That side.
+        side: Side,
+        /// What the first run is.
+        first: String,
+        /// What the second run is.
+        second: String,
+    },
+    /// No queue is in both runs.
+    #[error(
+        "the runs have no queue in common, so none of their commands can be the same: check that the host was connected to this target\n  {host}\n  {target}"
+    )]
+    NoSharedQueue {
+        /// What the host run is.
+        host: String,
+        /// What the target run is.
+        target: String,
+    },
+    /// The runs were recorded at different times.
+    #[error(
+        "the runs have no commands in common and by their wall clocks were not recorded at the same time: record both sides while the same load runs\n  {host}\n  {target}"
+    )]
+    NoOverlap {
+        /// What the host run is.
+        host: String,
+        /// What the target run is.
+        target: String,
+    },
+    /// There are not enough commands to say anything.
+    #[error("too little to report: {why}\n  {runs}")]
+    TooLittle {
+        /// What is missing.
+        why: String,
+        /// What the runs are.
+        runs: String,
+    },
+    /// A run has more commands than one join takes.
+    #[error("{run}: {commands} commands are more than one join takes ({most}); record with --sample")]
+    TooMany {
+        /// What the run is.
+        run: String,
+        /// Its commands.
+        commands: usize,
+        /// The limit.
+        most: u32,
+    },
+    /// Columns could not be read or made.
+    #[error("{doing}: {source}")]
+    Polars {
+        /// What was being done.
+        doing: String,
+        /// What polars said.
+        source: Box<polars::error::PolarsError>,
+    },
+}
+
+pub(crate) fn polars(doing: impl Into<String>) -> impl FnOnce(polars::error::PolarsError) -> Error {
+    let doing = doing.into();
+    move |source| Error::Polars { doing, source: Box::new(source) }
+}

@@ -1,0 +1,737 @@
+//! The report: what its JSON holds, and how it is computed from a joined run or from one side's run. How it
+//! looks to a person is in `table`.
+
+use crate::describe::describe;
+use crate::error::Error;
+use crate::join::{Accounting, Aside, BoundaryFigures, ClockFigures, Joined, Pair, SetAside, figures_of};
+use crate::model::{SubStage, data_wait, filled, is_of_r2t, turnaround};
+use crate::recording::{NONE, Recording};
+use crate::stats::Distribution;
+use rayon::prelude::*;
+use run_format::{Boundary, Command, Kind, Operation, Run, Side, Stage, State};
+use serde::ser::{SerializeMap, Serializer};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+
+/// The JSON schema (draft 2020-12) of a report.
+pub const SCHEMA: &str = include_str!("schema/report.json");
+
+/// Name and version of the report's format.
+const FORMAT: &str = "fabscope-report/1";
+
+/// What the classes are split by, besides operation, size and outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GroupBy {
+    /// Nothing else.
+    #[default]
+    Class,
+    /// The queue.
+    Queue,
+    /// The device and namespace.
+    Device,
+    /// The CPU that the host handed the command to its driver on (the target's own, without a host).
+    Cpu,
+}
+
+/// What to put into a report.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReportOptions {
+    /// What to split the classes by.
+    pub group_by: GroupBy,
+    /// Also the parts of the stages.
+    pub detail: bool,
+}
+
+/// A report, as `fabscope report --format json` prints it: times in nanoseconds, null where not known or
+/// not carried by the sample.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Name and version of the format.
+    pub format: &'static str,
+    /// The host's run; null where there is none.
+    pub host: Option<RunFigures>,
+    /// The target's run; null where there is none.
+    pub target: Option<RunFigures>,
+    /// How the two were joined; null in a report of one side.
+    pub join: Option<JoinFigures>,
+    /// How the two clocks relate; null in a report of one side.
+    pub clock: Option<ClockFigures>,
+    /// How every boundary was taken.
+    #[serde(serialize_with = "boundaries")]
+    pub boundaries: Vec<BoundaryFigures>,
+    /// What the classes are split by, besides operation, size and outcome.
+    pub group_by: GroupBy,
+    /// The classes of commands.
+    pub classes: Vec<Class>,
+    /// What fio said of itself beside what was recorded of the same commands.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub fio: Vec<FioFigures>,
+    /// What a reader should know besides the figures.
+    pub notes: Vec<String>,
+}
+
+/// What a run is.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunFigures {
+    /// Its directory.
+    pub run: String,
+    /// Kernel or SPDK.
+    pub kind: Kind,
+    /// Name of the recorded software.
+    pub software: String,
+    /// Its version.
+    pub version: String,
+    /// Its build-id, where it is a program.
+    pub build_id: Option<String>,
+    /// The machine's name.
+    pub machine: String,
+    /// The machine's kernel.
+    pub kernel: String,
+    /// Whether the recording ended in order.
+    pub state: State,
+    /// How long was recorded, seconds.
+    pub seconds: f64,
+    /// One command in this many was kept.
+    pub one_in: u32,
+    /// Commands in the run.
+    pub commands: u64,
+    /// Commands that the recorder saw and lost.
+    pub lost: u64,
+}
+
+/// How many commands were joined, and why the others were not. On each side the commands are the joined ones
+/// and those set aside, exactly.
+#[derive(Clone, Debug, Serialize)]
+pub struct JoinFigures {
+    /// Commands of the host's run.
+    pub host_commands: u64,
+    /// Commands of the target's run.
+    pub target_commands: u64,
+    /// Pairs.
+    pub joined: u64,
+    /// Queues (or groups of epochs of one) that are in both runs.
+    pub queues: usize,
+    /// Commands set aside on either side, by reason.
+    #[serde(serialize_with = "aside")]
+    pub set_aside: Aside,
+    /// Those of the host.
+    #[serde(serialize_with = "aside")]
+    pub host_set_aside: Aside,
+    /// Those of the target.
+    #[serde(serialize_with = "aside")]
+    pub target_set_aside: Aside,
+}
+
+/// A class of commands: same operation, size and outcome (and group).
+#[derive(Clone, Debug, Serialize)]
+pub struct Class {
+    /// What the commands do.
+    pub operation: Operation,
+    /// Bytes of data that each carries.
+    pub bytes: u32,
+    /// Whether they ended with an error status; such commands are a class of their own.
+    pub error: bool,
+    /// The queue, device or CPU, where the report is split by it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// How many they are.
+    pub commands: u64,
+    /// The whole time: `h_end - h_queued`, or `t_sent - t_recv` without a host.
+    pub latency: Distribution,
+    /// The five stages; null where this report can not know it.
+    pub stages: StageTable,
+    /// Without a target: network, target and storage together (`h_recv - h_sent` less the host's answers to
+    /// R2Ts).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beyond_host: Option<Figures>,
+    /// Without a host: the wait for the data of R2Ts, which is the network's and the host's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_wait: Option<Figures>,
+    /// The parts of the stages, in the order of a command's way, where detail was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<Part>,
+    /// The stage with the largest mean among those known; null where `beyond_host` or `data_wait` is
+    /// larger, since then it is not known.
+    pub largest_stage: Option<Stage>,
+}
+
+/// The five stages of a class, in the order of [`Stage::ALL`].
+#[derive(Clone, Debug, Default)]
+pub struct StageTable(pub [Option<Figures>; 5]);
+
+impl StageTable {
+    /// One stage's figures.
+    #[must_use]
+    pub fn of(&self, stage: Stage) -> Option<&Figures> {
+        self.0[stage as usize].as_ref()
+    }
+}
+
+impl Serialize for StageTable {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(Stage::ALL.iter().zip(&self.0).map(|(s, f)| (s.name(), f)))
+    }
+}
+
+/// The figures of a stage or of a part of one.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Figures {
+    /// Its mean as a share of the mean latency.
+    pub share: f64,
+    /// Its times.
+    #[serde(flatten)]
+    pub times: Distribution,
+}
+
+/// The figures of a part of a stage.
+#[derive(Clone, Debug, Serialize)]
+pub struct Part {
+    /// Which.
+    pub part: SubStage,
+    /// The stage that it is a part of.
+    pub stage: Stage,
+    /// For the network's two ways, the mean uncertainty of the clock offset: what one is too long the other
+    /// is too short.
+    pub uncertainty_ns: Option<f64>,
+    /// Its figures.
+    #[serde(flatten)]
+    pub figures: Figures,
+}
+
+/// fio's own mean latency beside the recorded one, for one direction. fio's holds its own submission and
+/// completion besides the command's time from the block layer on.
+#[derive(Clone, Debug, Serialize)]
+pub struct FioFigures {
+    /// `read`, `write` or `trim`.
+    pub direction: String,
+    /// I/Os by fio's count, over all its jobs.
+    pub ios: u64,
+    /// fio's mean total latency.
+    pub fio_mean_ns: f64,
+    /// Host commands recorded of this direction.
+    pub commands: u64,
+    /// Their mean latency, `h_end - h_queued`.
+    pub recorded_mean_ns: f64,
+    /// fio's less the recorded one.
+    pub difference_ns: f64,
+}
+
+fn boundaries<S: Serializer>(figures: &[BoundaryFigures], serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Entry<'a> {
+        hook: Option<&'a str>,
+        measured: bool,
+        fell_back: u64,
+    }
+    let mut map = serializer.serialize_map(Some(figures.len()))?;
+    for f in figures {
+        let entry = Entry { hook: f.hook.as_deref(), measured: f.measured, fell_back: f.fell_back };
+        map.serialize_entry(f.boundary.name(), &entry)?;
+    }
+    map.end()
+}
+
+fn aside<S: Serializer>(aside: &Aside, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(SetAside::ALL.iter().map(|r| (r.name(), aside.of(*r))))
+}
+
+/// Reports a joined run.
+///
+/// # Errors
+/// [`Error::TooLittle`] when no commands were joined; its text says why.
+pub fn report(joined: &Joined, options: &ReportOptions) -> Result<Report, Error> {
+    let (host, target) = (&joined.host, &joined.target);
+    if joined.pairs().is_empty() {
+        return Err(Error::TooLittle {
+            why: why_nothing(joined),
+            runs: format!("{}\n  {}", describe(host), describe(target)),
+        });
+    }
+    let parts: &[SubStage] = if options.detail { SubStage::ALL } else { &[] };
+    let groups = Groups::new(options.group_by, host);
+    let rows = Rows {
+        key: |pair: &Pair| groups.key(host, pair.host_row as usize),
+        metrics: |pair: &Pair, row: &mut [i64]| {
+            // A pair of this join has its terms.
+            let Some(terms) = joined.terms(*pair) else { return };
+            let stages = terms.stages();
+            row[0] = stages.latency;
+            row[1..6].copy_from_slice(&stages.stages);
+            if options.detail {
+                let (offset, uncertainty) = joined.offset_of(*pair);
+                row[6] = uncertainty;
+                row[7..].copy_from_slice(&terms.sub_stages(offset));
+            }
+        },
+        width: 6 + if options.detail { 1 + SubStage::COUNT } else { 0 },
+    };
+    let classes = rows.classes(joined.pairs(), |key, n, mut columns| {
+        let latency = columns.next();
+        let stages = std::array::from_fn(|_| Some(columns.figures(latency.mean_ns)));
+        let uncertainty = options.detail.then(|| columns.next().mean_ns);
+        let parts = parts
+            .iter()
+            .map(|&part| Part {
+                part,
+                stage: part.stage(),
+                uncertainty_ns: uncertainty
+                    .filter(|_| matches!(part, SubStage::NetworkOut | SubStage::NetworkBack)),
+                figures: columns.figures(latency.mean_ns),
+            })
+            .collect();
+        class(key, &groups, n, latency, StageTable(stages), parts)
+    });
+    let accounting = joined.accounting();
+    Ok(Report {
+        format: FORMAT,
+        host: Some(run_figures(host)),
+        target: Some(run_figures(target)),
+        join: Some(join_figures(accounting, joined.links().len())),
+        clock: joined.clock(),
+        boundaries: joined.boundaries().to_vec(),
+        group_by: options.group_by,
+        classes,
+        fio: fio(host),
+        notes: joined.notes().to_vec(),
+    })
+}
+
+/// Reports a host's run alone: its own two stages, and all beyond the host as one figure.
+///
+/// # Errors
+/// [`Error::WrongSide`], [`Error::TooLittle`] when it has no whole command, or what reading it ended with.
+pub fn host_report(run: &Run, options: &ReportOptions) -> Result<Report, Error> {
+    let host = side(run, Side::Host)?;
+    let usable = |row: &usize| {
+        let h = filled(host.times::<8>(*row), Side::Host);
+        let whole = Boundary::of(Side::Host).filter(|b| !is_of_r2t(*b)).all(|b| h[b.slot()] != NONE);
+        whole && host.flags[*row] & (Command::CANCELED | Command::FAILOVER) == 0
+    };
+    one_side(&host, options, usable, |row| {
+        let recorded = host.times::<8>(row);
+        let h = filled(recorded, Side::Host);
+        let at = |b: Boundary| h[b.slot()];
+        let answers = turnaround(&recorded, host.r2t_turnaround(row)).unwrap_or(0);
+        let block = at(Boundary::HDriver) - at(Boundary::HQueued) + at(Boundary::HEnd) - at(Boundary::HDone);
+        let driver =
+            at(Boundary::HSent) - at(Boundary::HDriver) + at(Boundary::HDone) - at(Boundary::HRecv) + answers;
+        let beyond = at(Boundary::HRecv) - at(Boundary::HSent) - answers;
+        [at(Boundary::HEnd) - at(Boundary::HQueued), block, driver, beyond]
+    })
+}
+
+/// Reports a target's run alone: its own two stages, and the wait for the data of R2Ts.
+///
+/// # Errors
+/// [`Error::WrongSide`], [`Error::TooLittle`] when it has no whole command, or what reading it ended with.
+pub fn target_report(run: &Run, options: &ReportOptions) -> Result<Report, Error> {
+    let target = side(run, Side::Target)?;
+    let usable = |row: &usize| {
+        let t = filled(target.times::<7>(*row), Side::Target);
+        Boundary::of(Side::Target).filter(|b| !is_of_r2t(*b)).all(|b| t[b.slot()] != NONE)
+    };
+    one_side(&target, options, usable, |row| {
+        let recorded = target.times::<7>(row);
+        let t = filled(recorded, Side::Target);
+        let at = |b: Boundary| t[b.slot()];
+        let wait = data_wait(&recorded, &t).unwrap_or(0);
+        let driver =
+            at(Boundary::TSubmit) - at(Boundary::TRecv) - wait + at(Boundary::TSent) - at(Boundary::TDone);
+        let storage = at(Boundary::TDone) - at(Boundary::TSubmit);
+        [at(Boundary::TSent) - at(Boundary::TRecv), driver, storage, wait]
+    })
+}
+
+fn side(run: &Run, wanted: Side) -> Result<Recording, Error> {
+    let recording = Recording::read(run)?;
+    if recording.manifest.side == wanted {
+        Ok(recording)
+    } else {
+        Err(Error::WrongSide { wanted, run: describe(&recording) })
+    }
+}
+
+/// A report of one side, from each usable row's whole time, its two stages and the rest.
+fn one_side(
+    run: &Recording,
+    options: &ReportOptions,
+    usable: impl Fn(&usize) -> bool + Sync,
+    metrics: impl Fn(usize) -> [i64; 4] + Sync,
+) -> Result<Report, Error> {
+    let whole: Vec<usize> = (0..run.len()).filter(usable).collect();
+    let implausible = |row: &usize| metrics(*row).iter().any(|&m| m < 0);
+    let (against, rows): (Vec<usize>, Vec<usize>) = whole.iter().partition(|row| implausible(row));
+    if rows.is_empty() {
+        return Err(Error::TooLittle {
+            why: match run.len() {
+                0 => "the run has no commands: was there load on this side while it was recorded?".into(),
+                n => format!("none of its {n} commands has the times that a report needs"),
+            },
+            runs: describe(run),
+        });
+    }
+    let groups = Groups::new(options.group_by, run);
+    let is_host = run.manifest.side == Side::Host;
+    let classes = Rows {
+        key: |row: &usize| groups.key(run, *row),
+        metrics: |row: &usize, figures: &mut [i64]| figures.copy_from_slice(&metrics(*row)),
+        width: 4,
+    }
+    .classes(&rows, |key, n, mut columns| {
+        let latency = columns.next();
+        let first = Some(columns.figures(latency.mean_ns));
+        let second = Some(columns.figures(latency.mean_ns));
+        let rest = columns.figures(latency.mean_ns);
+        let stages = if is_host {
+            [first, second, None, None, None]
+        } else {
+            [None, None, None, first, second]
+        };
+        let mut class = class(key, &groups, n, latency, StageTable(stages), Vec::new());
+        if class.stages.0.iter().flatten().all(|s| s.times.mean_ns < rest.times.mean_ns) {
+            class.largest_stage = None;
+        }
+        if is_host {
+            class.beyond_host = Some(rest);
+        } else {
+            class.data_wait = Some(rest);
+        }
+        class
+    });
+    let mut notes = vec![if is_host {
+        "without the target's run, network, target driver and storage can not be told apart: they are one figure, beyond the host"
+    } else {
+        "without the host's run, the host's stages and the network are not known; latency is the target's own, from capsule to response"
+    }
+    .to_owned()];
+    let unfinished = run.len() - whole.len();
+    if unfinished > 0 {
+        notes.push(format!("{unfinished} commands were cancelled, failed over or lack times, and are left out"));
+    }
+    if !against.is_empty() {
+        notes.push(format!("{} commands have times that run backwards, and are left out", against.len()));
+    }
+    if run.broken > 0 {
+        notes.push(format!("{} command segments are cut or no Parquet files and were left out", run.broken));
+    }
+    let figures = run_figures(run);
+    let (host, target) = if is_host { (Some(figures), None) } else { (None, Some(figures)) };
+    Ok(Report {
+        format: FORMAT,
+        host,
+        target,
+        join: None,
+        clock: None,
+        boundaries: one_sides_boundaries(run, &rows),
+        group_by: options.group_by,
+        classes,
+        fio: if is_host { fio(run) } else { Vec::new() },
+        notes,
+    })
+}
+
+fn one_sides_boundaries(run: &Recording, rows: &[usize]) -> Vec<BoundaryFigures> {
+    Boundary::of(run.manifest.side)
+        .map(|b| {
+            let passed = |row: &&usize| !is_of_r2t(b) || run.r2ts[**row] > 0 || run.time(b, **row) != NONE;
+            let (mut all, mut without) = (0, 0);
+            for row in rows.iter().filter(passed) {
+                all += 1;
+                without += u64::from(run.time(b, *row) == NONE);
+            }
+            figures_of(&run.manifest, b, all, without)
+        })
+        .collect()
+}
+
+fn why_nothing(joined: &Joined) -> String {
+    let a = joined.accounting();
+    if a.host_commands == 0 || a.target_commands == 0 {
+        let which = match (a.host_commands, a.target_commands) {
+            (0, 0) => "both runs have no commands",
+            (0, _) => "the host's run has no commands",
+            _ => "the target's run has no commands",
+        };
+        return format!("{which}: was there load on these queues while it was recorded?");
+    }
+    let notes = joined.notes().join("; ");
+    let reasons = a.host.with(&a.target);
+    let counted: Vec<String> = SetAside::ALL
+        .iter()
+        .filter(|r| reasons.of(**r) > 0)
+        .map(|r| format!("{} {}", reasons.of(*r), r.meaning()))
+        .collect();
+    let colon = if notes.is_empty() { "" } else { ": " };
+    format!("no commands could be joined{colon}{notes} (set aside: {})", counted.join(", "))
+}
+
+fn run_figures(run: &Recording) -> RunFigures {
+    let m = &run.manifest;
+    RunFigures {
+        run: run.directory.display().to_string(),
+        kind: m.kind,
+        software: m.software.name.clone(),
+        version: m.software.version.clone(),
+        build_id: m.software.build_id.clone(),
+        machine: m.machine.hostname.clone(),
+        kernel: m.machine.kernel.clone(),
+        state: m.state,
+        seconds: m.window.end_ns.0.saturating_sub(m.window.start_ns.0) as f64 / 1e9,
+        one_in: m.one_in.max(1),
+        commands: run.len() as u64,
+        lost: m.counters.lost.total(),
+    }
+}
+
+fn join_figures(a: &Accounting, queues: usize) -> JoinFigures {
+    JoinFigures {
+        host_commands: a.host_commands,
+        target_commands: a.target_commands,
+        joined: a.joined,
+        queues,
+        set_aside: a.host.with(&a.target),
+        host_set_aside: a.host,
+        target_set_aside: a.target,
+    }
+}
+
+/// fio's figures by direction, beside those of the host commands that the direction submits.
+fn fio(host: &Recording) -> Vec<FioFigures> {
+    let jobs = host.manifest.workload.iter().flat_map(|w| &w.fio).filter(|j| j.ios > 0);
+    let mut directions: BTreeMap<&str, (u64, f64)> = BTreeMap::new();
+    for job in jobs {
+        let d = directions.entry(&job.direction).or_default();
+        d.0 += job.ios;
+        d.1 += job.lat_mean_ns * job.ios as f64;
+    }
+    directions
+        .into_iter()
+        .filter_map(|(direction, (ios, sum))| {
+            let operation = match direction {
+                "read" => Operation::Read,
+                "write" => Operation::Write,
+                "trim" => Operation::DatasetManagement,
+                _ => return None,
+            };
+            let (mut commands, mut ours) = (0u64, 0i128);
+            for row in (0..host.len()).filter(|&row| host.opcode[row] == operation.opcode()) {
+                let h = filled(host.times::<8>(row), Side::Host);
+                let (queued, end) = (h[Boundary::HQueued.slot()], h[Boundary::HEnd.slot()]);
+                if queued != NONE && end != NONE {
+                    commands += 1;
+                    ours += i128::from(end - queued);
+                }
+            }
+            let fio_mean_ns = sum / ios as f64;
+            let recorded_mean_ns = ours as f64 / commands as f64;
+            (commands > 0).then(|| FioFigures {
+                direction: direction.to_owned(),
+                ios,
+                fio_mean_ns,
+                commands,
+                recorded_mean_ns,
+                difference_ns: fio_mean_ns - recorded_mean_ns,
+            })
+        })
+        .collect()
+}
+
+/// What a class is told by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Key {
+    group: u64,
+    error: bool,
+    opcode: u8,
+    bytes: u32,
+}
+
+/// The groups that a report's classes are split into.
+struct Groups<'a> {
+    by: GroupBy,
+    run: &'a Recording,
+    /// Devices by number, in the order of their names.
+    devices: Vec<String>,
+    /// The device of each queue.
+    device_of: HashMap<u32, u32>,
+}
+
+impl<'a> Groups<'a> {
+    fn new(by: GroupBy, run: &'a Recording) -> Groups<'a> {
+        let name = |q: &run_format::Queue| {
+            q.device.clone().unwrap_or_else(|| format!("{} cntlid {}", q.subsystem_nqn, q.cntlid))
+        };
+        let mut devices: Vec<String> = run.queues.values().map(name).collect();
+        devices.sort();
+        devices.dedup();
+        let device_of = run
+            .queues
+            .iter()
+            .filter_map(|(id, q)| Some((id.0, devices.binary_search(&name(q)).ok()? as u32)))
+            .collect();
+        Groups { by, run, devices, device_of }
+    }
+
+    fn key(&self, run: &Recording, row: usize) -> Key {
+        let group = match self.by {
+            GroupBy::Class => 0,
+            GroupBy::Queue => u64::from(run.queue[row]),
+            GroupBy::Cpu => u64::from(run.cpu[row]),
+            GroupBy::Device => {
+                let device = self.device_of.get(&run.queue[row]).copied().unwrap_or(u32::MAX);
+                u64::from(device) << 32 | u64::from(run.nsid[row])
+            }
+        };
+        Key { group, error: run.status[row] != 0, opcode: run.opcode[row], bytes: run.bytes[row] }
+    }
+
+    fn label(&self, key: Key) -> Option<String> {
+        match self.by {
+            GroupBy::Class => None,
+            GroupBy::Cpu => Some(format!("CPU {}", key.group)),
+            GroupBy::Queue => {
+                let id = run_format::QueueId(key.group as u32);
+                Some(match self.run.queues.get(&id) {
+                    None => format!("queue {}", id.0),
+                    Some(q) => {
+                        let device = q.device.as_ref().map_or(String::new(), |d| format!("{d} "));
+                        let port = q.host.as_ref().map_or(String::new(), |h| format!(", host port {}", h.port));
+                        format!("{device}cntlid {} qid {}{port}", q.cntlid, q.qid)
+                    }
+                })
+            }
+            GroupBy::Device => {
+                let device = self.devices.get((key.group >> 32) as usize);
+                let device = device.map_or("unknown device", String::as_str);
+                Some(format!("{device} nsid {}", key.group & 0xffff_ffff))
+            }
+        }
+    }
+}
+
+fn class(
+    key: Key,
+    groups: &Groups<'_>,
+    commands: usize,
+    latency: Distribution,
+    stages: StageTable,
+    parts: Vec<Part>,
+) -> Class {
+    let mean = |s: Stage| stages.of(s).map(|f| f.times.mean_ns);
+    let largest_stage = Stage::ALL
+        .into_iter()
+        .filter_map(|s| Some((s, mean(s)?)))
+        .max_by(|a, b| a.1.total_cmp(&b.1))
+        .map(|l| l.0);
+    Class {
+        operation: Operation::of(key.opcode),
+        bytes: key.bytes,
+        error: key.error,
+        group: groups.label(key),
+        commands: commands as u64,
+        latency,
+        stages,
+        beyond_host: None,
+        data_wait: None,
+        parts,
+        largest_stage,
+    }
+}
+
+/// Rows to be split into classes: each one's key, and its figures.
+struct Rows<K, M> {
+    key: K,
+    /// Fills in the row's figures.
+    metrics: M,
+    /// Number of figures.
+    width: usize,
+}
+
+/// Rows that are worked on at a time.
+const CHUNK: usize = 1 << 14;
+
+impl<K, M> Rows<K, M> {
+    /// The classes, each made by `make` from its key, its number of rows and its figures' distributions.
+    fn classes<T: Sync>(
+        &self,
+        rows: &[T],
+        mut make: impl FnMut(Key, usize, Columns) -> Class,
+    ) -> Vec<Class>
+    where
+        K: Fn(&T) -> Key + Sync,
+        M: Fn(&T, &mut [i64]) + Sync,
+    {
+        let keys: Vec<Key> = rows.par_iter().with_min_len(CHUNK).map(&self.key).collect();
+        let mut numbers: HashMap<Key, u32> = HashMap::new();
+        let mut last: Option<(Key, u32)> = None;
+        let of_row: Vec<u32> = keys
+            .iter()
+            .map(|&key| {
+                // Neighbours are often alike.
+                if let Some((_, number)) = last.filter(|l| l.0 == key) {
+                    return number;
+                }
+                let next = numbers.len() as u32;
+                let number = *numbers.entry(key).or_insert(next);
+                last = Some((key, number));
+                number
+            })
+            .collect();
+        drop(keys);
+        let mut members: Vec<Vec<u32>> = vec![Vec::new(); numbers.len()];
+        for (row, &number) in of_row.iter().enumerate() {
+            members[number as usize].push(row as u32);
+        }
+        drop(of_row);
+        let mut keys: Vec<(Key, u32)> = numbers.into_iter().collect();
+        keys.sort_unstable();
+        keys.into_iter()
+            .map(|(key, number)| {
+                let members = std::mem::take(&mut members[number as usize]);
+                let distributions = self.distributions(rows, &members);
+                make(key, members.len(), Columns(distributions.into_iter()))
+            })
+            .collect()
+    }
+
+    fn distributions<T: Sync>(&self, rows: &[T], members: &[u32]) -> Vec<Distribution>
+    where
+        M: Fn(&T, &mut [i64]) + Sync,
+    {
+        let (metrics, width) = (&self.metrics, self.width);
+        let n = members.len();
+        let mut buffer = vec![0i64; n * width];
+        // Each task has some of the members and their places in every column.
+        let mut tasks: Vec<(&[u32], Vec<&mut [i64]>)> =
+            members.chunks(CHUNK).map(|c| (c, Vec::with_capacity(width))).collect();
+        for column in buffer.chunks_mut(n.max(1)) {
+            for (task, part) in tasks.iter_mut().zip(column.chunks_mut(CHUNK)) {
+                task.1.push(part);
+            }
+        }
+        tasks.into_par_iter().for_each(|(members, mut places)| {
+            let mut row = vec![0; width];
+            for (n, &member) in members.iter().enumerate() {
+                metrics(&rows[member as usize], &mut row);
+                for (place, &value) in places.iter_mut().zip(&row) {
+                    place[n] = value;
+                }
+            }
+        });
+        buffer.par_chunks_mut(n.max(1)).map(Distribution::of).collect()
+    }
+}
+
+/// The distributions of one class, one after the other.
+struct Columns(std::vec::IntoIter<Distribution>);
+
+impl Columns {
+    fn next(&mut self) -> Distribution {
+        self.0.next().unwrap_or_default()
+    }
+
+    fn figures(&mut self, whole: f64) -> Figures {
+        let times = self.next();
+        Figures { share: if whole > 0.0 { times.mean_ns / whole } else { 0.0 }, times }
+    }
+}

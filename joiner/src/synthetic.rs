@@ -1,0 +1,430 @@
+//! Makes pairs of runs whose truth is known: a simulated load on queues between a host and a target, as two
+//! recordings see it, each with its own clock and its own losses. For tests and benchmarks; it uses nothing
+//! of the join.
+
+use run_format::{
+    Boundary, Cid, ClockPair, Command, Counters, Endpoint, Hook, Kind, Machine, Manifest, Nanos, Queue, QueueId,
+    Run, RunWriter, Side, Sink, Software, State, Window, sampling,
+};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// SplitMix64: small, seeded and the same everywhere.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// A generator that gives the same numbers for the same seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    /// The next 64 bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in 0 .. 1.
+    pub fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// A time of at least `least` ns, `more` ns longer on average (exponential).
+    fn time(&mut self, least: i64, more: f64) -> i64 {
+        least + (-(1.0 - self.unit()).ln() * more) as i64
+    }
+}
+
+/// Which blocks a load touches.
+#[derive(Clone, Copy, Debug)]
+pub enum Pattern {
+    /// Any of so many, at random.
+    Random(u64),
+    /// One after the other.
+    Sequential,
+    /// Always the same one.
+    OneBlock,
+}
+
+/// How a host names its commands.
+#[derive(Clone, Copy, Debug)]
+pub enum Cids {
+    /// A tag and four bits that count its uses, as Linux does.
+    Generations,
+    /// The same for every command of a place in the queue, as SPDK does.
+    Reused,
+}
+
+/// What one side's recording keeps of the load.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    /// The share of commands whose record is not lost, by chance.
+    pub keep: f64,
+    /// One in this many is sampled, by the shared hash.
+    pub one_in: u32,
+    /// From and to which share of the load's time it records.
+    pub during: (f64, f64),
+}
+
+impl Default for View {
+    fn default() -> View {
+        View { keep: 1.0, one_in: 1, during: (-0.1, 1.1) }
+    }
+}
+
+/// A load and how it is recorded.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// The same seed gives the same runs.
+    pub seed: u64,
+    /// Commands, over all queues.
+    pub commands: usize,
+    /// Queues.
+    pub queues: u16,
+    /// Commands outstanding on each queue.
+    pub depth: u16,
+    /// Blocks touched.
+    pub pattern: Pattern,
+    /// Names of commands.
+    pub cids: Cids,
+    /// The share of writes, half of them with an R2T; the others are reads.
+    pub writes: f64,
+    /// Mean of each command's time in storage beyond 6 us, ns.
+    pub storage_ns: f64,
+    /// Mean of each way's time in the network beyond 8 us, ns.
+    pub network_ns: f64,
+    /// Mean pause of a place in the queue before its next command, ns.
+    pub pause_ns: f64,
+    /// One command in so many is slow in storage, by half a millisecond on average.
+    pub slow_one_in: u64,
+    /// The host's clock at the load's begin.
+    pub host_clock_ns: i64,
+    /// The target's clock at the load's begin.
+    pub target_clock_ns: i64,
+    /// By how much the target's clock runs faster than the host's, parts per million.
+    pub drift_ppm: f64,
+    /// The host's recording.
+    pub host: View,
+    /// The target's recording.
+    pub target: View,
+    /// Whether both sides know the TCP stream positions of the capsules.
+    pub positions: bool,
+    /// Whether both sides know the host's ports.
+    pub ports: bool,
+}
+
+impl Default for Load {
+    fn default() -> Load {
+        Load {
+            seed: 1,
+            commands: 10_000,
+            queues: 2,
+            depth: 32,
+            pattern: Pattern::Random(1 << 20),
+            cids: Cids::Generations,
+            writes: 0.3,
+            storage_ns: 20_000.0,
+            network_ns: 4_000.0,
+            pause_ns: 2_000.0,
+            slow_one_in: 500,
+            host_clock_ns: 90_000_000_000_000,
+            target_clock_ns: 4_000_000_000_000,
+            drift_ppm: 8.0,
+            host: View::default(),
+            target: View::default(),
+            positions: false,
+            ports: true,
+        }
+    }
+}
+
+/// One side's run, with each command's number in the load: the truth that a join does not see.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    /// The manifest.
+    pub manifest: Manifest,
+    /// The queues, in the order of their numbers.
+    pub queues: Vec<Queue>,
+    /// The commands, in the order in which they completed, each with its number in the load.
+    pub commands: Vec<(u64, Command)>,
+}
+
+/// Both sides of a load.
+#[derive(Clone, Debug)]
+pub struct Runs {
+    /// The host's run.
+    pub host: Recorded,
+    /// The target's run.
+    pub target: Recorded,
+}
+
+impl Load {
+    /// Simulates the load and records it.
+    #[must_use]
+    pub fn record(&self) -> Runs {
+        let mut random = Random::new(self.seed);
+        let places = usize::from(self.queues.max(1)) * usize::from(self.depth.max(1));
+        let mut host = Vec::with_capacity(self.commands);
+        let mut target = Vec::with_capacity(self.commands);
+        let mut next_block = 0;
+        let mut end = 0;
+        for place in 0..places {
+            let queue = (place % usize::from(self.queues.max(1))) as u32;
+            let tag = (place / usize::from(self.queues.max(1))) as u16;
+            let count = self.commands / places + usize::from(place < self.commands % places);
+            let mut now = random.time(0, 10_000.0);
+            for n in 0..count {
+                let id = (n * places + place) as u64;
+                let cid = match self.cids {
+                    Cids::Generations => (n as u16 & 0xf) << 12 | tag & 0xfff,
+                    Cids::Reused => tag,
+                };
+                let slba = match self.pattern {
+                    Pattern::Random(blocks) => random.bits() % blocks.max(1) * 8,
+                    Pattern::Sequential => {
+                        next_block += 8;
+                        next_block
+                    }
+                    Pattern::OneBlock => 4_096,
+                };
+                let (h, t) = self.command(&mut random, queue, Cid(cid), slba, &mut now);
+                end = end.max(now);
+                host.push((id, h));
+                target.push((id, t));
+            }
+        }
+        if self.positions {
+            number_stream(&mut host, &mut target);
+        }
+        let on_host = self.see(&self.host, Side::Host, host, end, &mut random);
+        let on_target = self.see(&self.target, Side::Target, target, end, &mut random);
+        Runs { host: on_host, target: on_target }
+    }
+
+    /// One command on both sides, its times in the load's own time.
+    fn command(
+        &self,
+        random: &mut Random,
+        queue: u32,
+        cid: Cid,
+        slba: u64,
+        now: &mut i64,
+    ) -> (Command, Command) {
+        let kind = random.unit();
+        let (opcode, bytes, r2t) = match kind {
+            k if k >= self.writes => (2, 4_096, false),
+            k if k * 2.0 >= self.writes => (1, 4_096, false),
+            _ => (1, 65_536, true),
+        };
+        let base = Command {
+            queue: QueueId(queue),
+            cid,
+            opcode,
+            nsid: 1,
+            slba,
+            nlb0: (bytes / 512 - 1) as u16,
+            bytes,
+            cpu: queue as u16,
+            r2ts: u8::from(r2t),
+            ..Command::default()
+        };
+        let (mut h, mut t) = (base.clone(), base);
+        let mut at = *now;
+        let put = |command: &mut Command, boundary: Boundary, at: i64| {
+            command.times[boundary.slot()] = Some(Nanos(at as u64));
+        };
+        put(&mut h, Boundary::HQueued, at);
+        at += random.time(800, 500.0);
+        put(&mut h, Boundary::HDriver, at);
+        at += random.time(1_500, 800.0);
+        put(&mut h, Boundary::HSent, at);
+        at += random.time(8_000, self.network_ns);
+        put(&mut t, Boundary::TRecv, at);
+        at += random.time(900, 300.0);
+        if r2t {
+            put(&mut t, Boundary::TR2t, at);
+            at += random.time(8_000, self.network_ns);
+            put(&mut h, Boundary::HR2t, at);
+            let answer = random.time(1_200, 500.0);
+            h.r2t_turnaround = Some(Nanos(answer as u64));
+            at += answer;
+            put(&mut h, Boundary::HDataSent, at);
+            at += random.time(12_000, self.network_ns);
+            put(&mut t, Boundary::TData, at);
+            at += random.time(300, 100.0);
+        }
+        put(&mut t, Boundary::TSubmit, at);
+        let slow = self.slow_one_in > 0 && random.bits() % self.slow_one_in == 0;
+        at += random.time(6_000, self.storage_ns) + if slow { random.time(0, 500_000.0) } else { 0 };
+        put(&mut t, Boundary::TDone, at);
+        at += random.time(400, 200.0);
+        put(&mut t, Boundary::TResp, at);
+        at += random.time(500, 600.0);
+        put(&mut t, Boundary::TSent, at);
+        at += random.time(8_000, self.network_ns);
+        put(&mut h, Boundary::HRecv, at);
+        at += random.time(300, 200.0);
+        put(&mut h, Boundary::HDone, at);
+        at += random.time(600, 400.0);
+        put(&mut h, Boundary::HEnd, at);
+        *now = at + random.time(200, self.pause_ns);
+        (h, t)
+    }
+
+    /// What one side's recording keeps, on that side's clock.
+    fn see(
+        &self,
+        view: &View,
+        side: Side,
+        mut commands: Vec<(u64, Command)>,
+        end: i64,
+        random: &mut Random,
+    ) -> Recorded {
+        let clock = |at: i64| match side {
+            Side::Host => at + self.host_clock_ns,
+            Side::Target => at + (at as f64 * self.drift_ppm * 1e-6).round() as i64 + self.target_clock_ns,
+        };
+        let part = |share: f64| (end as f64 * share) as i64;
+        let (from, to) = (part(view.during.0), part(view.during.1));
+        let whole = |c: &Command| {
+            let mut times = c.times.iter().flatten().map(|t| t.as_i64());
+            times.all(|t| (from..=to).contains(&t))
+        };
+        commands.retain(|(_, c)| {
+            let sampled =
+                sampling::hash(c.cid, c.opcode, c.nsid, c.slba, c.nlb0) <= sampling::limit(view.one_in);
+            // Every command takes its chance, so that a recording keeps the same ones of any load.
+            let kept = random.unit() < view.keep;
+            kept && sampled && whole(c)
+        });
+        for (_, c) in &mut commands {
+            for time in c.times.iter_mut().flatten() {
+                *time = Nanos(clock(time.as_i64()) as u64);
+            }
+        }
+        let over = match side {
+            Side::Host => Boundary::HEnd,
+            Side::Target => Boundary::TSent,
+        };
+        commands.sort_by_key(|(id, c)| (c.time(over), *id));
+        let window = Window { start_ns: Nanos(clock(from) as u64), end_ns: Nanos(clock(to) as u64) };
+        Recorded {
+            manifest: manifest(side, view, window, commands.len() as u64),
+            queues: (0..self.queues.max(1)).map(|q| self.queue(q, side, window.start_ns)).collect(),
+            commands,
+        }
+    }
+
+    fn queue(&self, number: u16, side: Side, came: Nanos) -> Queue {
+        let port = self.ports.then_some(40_000 + number);
+        Queue {
+            subsystem_nqn: "nqn.2026-01.example:fast".into(),
+            host_nqn: "nqn.2014-08.org.nvmexpress:uuid:host".into(),
+            cntlid: 1,
+            qid: number + 1,
+            host: port.map(|port| Endpoint { address: "192.0.2.1".into(), port }),
+            target: Some(Endpoint { address: "192.0.2.2".into(), port: 4_420 }),
+            device: (side == Side::Host).then(|| "nvme0".into()),
+            came,
+            existed: true,
+            ..Queue::default()
+        }
+    }
+}
+
+/// Gives every capsule its place in the stream of its queue: capsules follow each other in the order of
+/// sending, each with its data where it goes in the capsule. The streams begin anywhere.
+fn number_stream(host: &mut [(u64, Command)], target: &mut [(u64, Command)]) {
+    let mut order: Vec<usize> = (0..host.len()).collect();
+    order.sort_by_key(|&n| (host[n].1.queue, host[n].1.time(Boundary::HSent)));
+    let mut next: BTreeMap<QueueId, u32> = BTreeMap::new();
+    for n in order {
+        let command = &mut host[n].1;
+        let next = next.entry(command.queue).or_insert(0xffff_0000 + command.queue.0);
+        command.stream_position = Some(*next);
+        target[n].1.stream_position = Some(*next);
+        let data = if command.opcode == 1 { command.bytes } else { 0 };
+        *next = next.wrapping_add(72 + data);
+    }
+}
+
+fn manifest(side: Side, view: &View, window: Window, recorded: u64) -> Manifest {
+    let (kind, name, version, hostname) = match side {
+        Side::Host => (Kind::Kernel, "nvme-tcp", "6.12.30", "initiator"),
+        Side::Target => (Kind::Spdk, "SPDK", "26.05", "storage"),
+    };
+    let hooks = Boundary::of(side).map(|boundary| Hook {
+        boundary,
+        hook: Some(format!("simulated {boundary}")),
+        rung: 0,
+        measured: true,
+        instruction: None,
+        estimated_ns: None,
+        why: None,
+    });
+    Manifest {
+        format: Manifest::FORMAT.into(),
+        side,
+        kind,
+        tool: env!("CARGO_PKG_VERSION").into(),
+        state: State::Closed,
+        machine: Machine {
+            hostname: hostname.into(),
+            kernel: "6.12.30".into(),
+            architecture: "x86_64".into(),
+            cpus: 8,
+            boot_id: format!("boot of {hostname}"),
+            ..Machine::default()
+        },
+        software: Software { name: name.into(), version: version.into(), ..Software::default() },
+        hooks: hooks.collect(),
+        detail: "stages".into(),
+        one_in: view.one_in,
+        window,
+        // The wall clocks are hours apart: nothing may rest on them.
+        clocks: vec![ClockPair {
+            monotonic_ns: window.start_ns,
+            realtime_ns: Nanos(match side {
+                Side::Host => 1_790_000_000_000_000_000,
+                Side::Target => 1_790_000_000_000_000_000 + 7_200_000_000_000,
+            }),
+        }],
+        counters: Counters { seen: recorded, recorded, ..Counters::default() },
+        workload: None,
+        events: Vec::new(),
+        labels: BTreeMap::new(),
+    }
+}
+
+impl Recorded {
+    /// Writes it as a run directory.
+    ///
+    /// # Errors
+    /// What writing or opening the run ended with.
+    pub fn write(&self, directory: &Path) -> Result<Run, run_format::Error> {
+        let mut writer = RunWriter::create(directory, self.manifest.clone(), true)?;
+        for queue in &self.queues {
+            writer.queue(queue.clone());
+        }
+        for (_, command) in &self.commands {
+            writer.command(command);
+        }
+        writer.close(self.manifest.counters, self.manifest.window.end_ns)?;
+        Run::open(directory)
+    }
+}
+
+impl Runs {
+    /// Writes both as `host.run` and `target.run` in a directory.
+    ///
+    /// # Errors
+    /// As [`Recorded::write`].
+    pub fn write(&self, directory: &Path) -> Result<(Run, Run), run_format::Error> {
+        Ok((self.host.write(&directory.join("host.run"))?, self.target.write(&directory.join("target.run"))?))
+    }
+}

@@ -1,0 +1,419 @@
+//! The join against loads whose truth is known: nothing is ever matched wrongly, everything is accounted
+//! for, and what can be matched is.
+
+use crate::join::{JoinOptions, Joined, SetAside, join_recordings};
+use crate::recording::Recording;
+use crate::report::{ReportOptions, report};
+use crate::synthetic::{Cids, Load, Pattern, Random, Runs, View};
+use crate::{Error, GroupBy};
+use proptest::prelude::*;
+use run_format::{Boundary, Nanos, Stage};
+
+fn joined(runs: &Runs) -> Joined {
+    join_recordings(Recording::of(&runs.host), Recording::of(&runs.target), &JoinOptions::default()).unwrap()
+}
+
+/// Joins, and checks everything that holds for any join: no wrong match, exact sums, exact accounts.
+/// Returns the join and the number of commands that both sides recorded.
+fn checked(runs: &Runs) -> (Joined, usize) {
+    let joined = joined(runs);
+    for pair in joined.pairs() {
+        let (h, hc) = &runs.host.commands[pair.host_row as usize];
+        let (t, _) = &runs.target.commands[pair.target_row as usize];
+        assert_eq!(h, t, "command {h} of the host was matched with {t} of the target");
+        let stages = joined.stages(*pair).unwrap();
+        let latency = hc.time(Boundary::HEnd).unwrap().0 - hc.time(Boundary::HQueued).unwrap().0;
+        assert_eq!(stages.stages.iter().sum::<i64>(), latency as i64);
+        assert_eq!(stages.latency, latency as i64);
+    }
+    let a = joined.accounting();
+    assert_eq!(a.joined, joined.pairs().len() as u64);
+    assert_eq!(a.host_commands, runs.host.commands.len() as u64);
+    assert_eq!(a.target_commands, runs.target.commands.len() as u64);
+    assert_eq!(a.host_commands, a.joined + a.host.total());
+    assert_eq!(a.target_commands, a.joined + a.target.total());
+    let of_target: std::collections::HashSet<u64> = runs.target.commands.iter().map(|c| c.0).collect();
+    let both = runs.host.commands.iter().filter(|c| of_target.contains(&c.0)).count();
+    (joined, both)
+}
+
+/// Checks, and that at least this share of what both sides recorded was joined.
+fn joins(runs: &Runs, share: f64) -> Joined {
+    let (joined, both) = checked(runs);
+    let least = (both as f64 * share).ceil() as usize;
+    assert!(
+        joined.pairs().len() >= least,
+        "{} of {both} joined; {:?}; {:?}; {:?}",
+        joined.pairs().len(),
+        joined.accounting(),
+        joined.clock(),
+        joined.notes()
+    );
+    joined
+}
+
+#[test]
+fn a_plain_load_joins_whole_and_its_clock_is_found() {
+    let load = Load::default();
+    let joined = joins(&load.record(), 1.0);
+    let clock = joined.clock().unwrap();
+    let truth = load.host_clock_ns - load.target_clock_ns;
+    // The target's clock gains 8 us a second over the load's fraction of a second.
+    assert!((clock.offset_ns - truth).abs() <= clock.uncertainty_max_ns + 10_000, "{clock:?}, not {truth}");
+    assert!(clock.uncertainty_ns < 20_000, "{clock:?}");
+}
+
+#[test]
+fn twenty_commands_suffice() {
+    for seed in 0..50 {
+        let load = Load { seed, commands: 20, pause_ns: 50_000_000.0, drift_ppm: 40.0, depth: 1, ..Load::default() };
+        joins(&load.record(), 0.99);
+    }
+}
+
+#[test]
+fn one_side_may_have_a_seventh_of_the_commands() {
+    let seventh = View { keep: 1.0 / 7.0, ..View::default() };
+    joins(&Load { host: seventh, ..Load::default() }.record(), 0.999);
+    joins(&Load { target: seventh, ..Load::default() }.record(), 0.999);
+}
+
+#[test]
+fn the_target_may_be_recorded_late_and_the_host_end_early() {
+    let load = Load {
+        host: View { during: (-0.1, 0.7), ..View::default() },
+        target: View { during: (0.6, 1.1), ..View::default() },
+        ..Load::default()
+    };
+    let joined = joins(&load.record(), 0.999);
+    let a = joined.accounting();
+    assert!(a.host.of(SetAside::Lost) <= 64 && a.target.of(SetAside::Lost) <= 64, "{a:?}");
+    assert!(a.host.of(SetAside::Outside) > 5_000 && a.target.of(SetAside::Outside) > 2_000, "{a:?}");
+}
+
+#[test]
+fn one_block_at_depth_one_with_sixteen_cids() {
+    let load = Load {
+        pattern: Pattern::OneBlock,
+        queues: 1,
+        depth: 1,
+        writes: 0.0,
+        target: View { during: (0.3, 1.1), ..View::default() },
+        ..Load::default()
+    };
+    joins(&load.record(), 0.99);
+}
+
+#[test]
+fn one_block_at_depth_one_with_one_cid() {
+    for drift_ppm in [-500.0, 0.0, 500.0] {
+        let load = Load {
+            pattern: Pattern::OneBlock,
+            cids: Cids::Reused,
+            queues: 1,
+            depth: 1,
+            writes: 0.0,
+            drift_ppm,
+            ..Load::default()
+        };
+        joins(&load.record(), 0.99);
+    }
+}
+
+#[test]
+fn deep_queues_on_one_block_with_reused_cids() {
+    let load = Load {
+        pattern: Pattern::OneBlock,
+        cids: Cids::Reused,
+        queues: 8,
+        depth: 128,
+        commands: 60_000,
+        ..Load::default()
+    };
+    joins(&load.record(), 0.99);
+}
+
+#[test]
+fn a_load_without_any_irregularity_is_ambiguous_and_nothing_is_matched() {
+    // One block, one cid, and every command takes exactly as long: any shift fits as well.
+    let mut runs = Load {
+        pattern: Pattern::OneBlock,
+        cids: Cids::Reused,
+        queues: 1,
+        depth: 1,
+        writes: 0.0,
+        commands: 2_000,
+        target: View { during: (0.3, 0.6), ..View::default() },
+        ..Load::default()
+    }
+    .record();
+    for (side, from) in [(&mut runs.host, 1_000_000_000), (&mut runs.target, 7_000_000_000)] {
+        for (n, (id, c)) in side.commands.iter_mut().enumerate() {
+            let _ = n;
+            for (slot, time) in c.times.iter_mut().enumerate() {
+                let inside = if from == 1_000_000_000 { 0 } else { 2_000 };
+                *time = time.map(|_| Nanos(from + *id * 20_000 + inside + slot as u64 * 1_000));
+            }
+        }
+        side.commands.sort_by_key(|(id, _)| *id);
+    }
+    let (joined, _) = checked(&runs);
+    assert!(joined.pairs().is_empty());
+    assert!(joined.notes().iter().any(|n| n.contains("ambiguous")), "{:?}", joined.notes());
+    let error = report(&joined, &ReportOptions::default()).unwrap_err();
+    assert!(matches!(&error, Error::TooLittle { why, .. } if why.contains("ambiguous")), "{error}");
+}
+
+#[test]
+fn stream_positions_are_an_exact_key() {
+    // A handful of commands of one block and one cid: only the stream tells them apart.
+    let load = Load {
+        pattern: Pattern::OneBlock,
+        cids: Cids::Reused,
+        commands: 12,
+        queues: 1,
+        depth: 1,
+        positions: true,
+        target: View { keep: 0.5, ..View::default() },
+        ..Load::default()
+    };
+    for seed in 0..20 {
+        joins(&Load { seed, ..load.clone() }.record(), 1.0);
+    }
+}
+
+#[test]
+fn one_machine_has_one_clock() {
+    let mut runs = Load {
+        host_clock_ns: 5_000_000_000,
+        target_clock_ns: 5_000_000_000,
+        drift_ppm: 0.0,
+        commands: 3,
+        ..Load::default()
+    }
+    .record();
+    runs.target.manifest.machine.boot_id = runs.host.manifest.machine.boot_id.clone();
+    let joined = joins(&runs, 1.0);
+    let clock = joined.clock().unwrap();
+    assert!(clock.shared);
+    assert_eq!((clock.offset_ns, clock.uncertainty_ns, clock.uncertainty_max_ns), (0, 0, 0));
+}
+
+#[test]
+fn the_sparser_sampling_holds() {
+    let load = Load {
+        host: View { one_in: 5, ..View::default() },
+        target: View { one_in: 3, ..View::default() },
+        ..Load::default()
+    };
+    let joined = joins(&load.record(), 1.0);
+    let a = joined.accounting();
+    assert_eq!(a.host.total(), 0);
+    assert_eq!(a.target.of(SetAside::Unsampled), a.target.total());
+    assert!(a.target.total() > 1_000);
+}
+
+#[test]
+fn a_cancelled_command_is_set_aside_with_its_partner() {
+    let mut runs = Load { commands: 1_000, ..Load::default() }.record();
+    runs.host.commands[500].1.flags |= run_format::Command::CANCELED;
+    let a = *joined(&runs).accounting();
+    assert_eq!((a.joined, a.host.of(SetAside::Unfinished), a.target.of(SetAside::Unfinished)), (999, 1, 1));
+}
+
+#[test]
+fn what_contradicts_its_partner_is_implausible_on_both_sides() {
+    let mut runs = Load { commands: 1_000, ..Load::default() }.record();
+    // A hook that fired for another command: the response leaves after the host has it.
+    let (_, c) = &mut runs.target.commands[500];
+    let late = c.times[Boundary::TSent.slot()].unwrap().0 + 400_000;
+    c.times[Boundary::TSent.slot()] = Some(Nanos(late));
+    let a = *checked(&runs).0.accounting();
+    assert_eq!(a.joined, 999, "{a:?}");
+    assert_eq!((a.host.of(SetAside::Lost) + a.host.of(SetAside::Implausible)), 1, "{a:?}");
+}
+
+#[test]
+fn a_run_given_twice_or_the_wrong_way_round_is_told() {
+    let runs = Load { commands: 10, ..Load::default() }.record();
+    let (h, t) = (|| Recording::of(&runs.host), || Recording::of(&runs.target));
+    let options = JoinOptions::default();
+    let error = join_recordings(h(), h(), &options).unwrap_err();
+    assert!(matches!(error, Error::SameSide { .. }));
+    assert!(error.to_string().contains("kernel host (nvme-tcp 6.12.30) on initiator"), "{error}");
+    assert!(matches!(join_recordings(t(), h(), &options), Err(Error::WrongSide { .. })));
+    let mut other = runs.target.clone();
+    for q in &mut other.queues {
+        q.subsystem_nqn = "nqn.2026-01.example:other".into();
+    }
+    let error = join_recordings(h(), Recording::of(&other), &options).unwrap_err();
+    assert!(matches!(error, Error::NoSharedQueue { .. }));
+    assert!(error.to_string().contains("example:other") && error.to_string().contains("example:fast"), "{error}");
+}
+
+#[test]
+fn recordings_of_different_times_are_told() {
+    let runs = Load {
+        host: View { during: (-0.1, 0.4), ..View::default() },
+        target: View { during: (0.6, 1.1), ..View::default() },
+        ..Load::default()
+    }
+    .record();
+    let error =
+        join_recordings(Recording::of(&runs.host), Recording::of(&runs.target), &JoinOptions::default()).unwrap_err();
+    assert!(matches!(error, Error::NoOverlap { .. }), "{error}");
+}
+
+#[test]
+fn an_empty_run_is_too_little() {
+    let mut runs = Load { commands: 100, ..Load::default() }.record();
+    runs.target.commands.clear();
+    let joined = joined(&runs);
+    let error = report(&joined, &ReportOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("the target's run has no commands"), "{error}");
+}
+
+#[test]
+fn written_and_read_it_is_the_same() {
+    let runs = Load { commands: 3_000, ..Load::default() }.record();
+    let folder = tempfile::tempdir().unwrap();
+    let (host, target) = runs.write(folder.path()).unwrap();
+    let read = crate::join(&host, &target, &JoinOptions::default()).unwrap();
+    let kept = joined(&runs);
+    assert_eq!(read.pairs(), kept.pairs());
+    let frame = read.frame().unwrap();
+    assert_eq!(frame.height(), 3_000);
+    let sum = |name: &str| frame.column(name).unwrap().i64().unwrap().into_no_null_iter().collect::<Vec<i64>>();
+    let stages: Vec<Vec<i64>> = Stage::ALL.iter().map(|s| sum(s.name())).collect();
+    for (row, latency) in sum("latency").into_iter().enumerate() {
+        assert_eq!(stages.iter().map(|s| s[row]).sum::<i64>(), latency);
+    }
+    let by_device = ReportOptions { group_by: GroupBy::Device, detail: true };
+    let report = report(&read, &by_device).unwrap();
+    assert!(report.classes.iter().all(|c| c.group.as_deref() == Some("nvme0 nsid 1")));
+    assert_eq!(report.classes.iter().map(|c| c.commands).sum::<u64>(), 3_000);
+}
+
+/// Loads small enough for many cases, of every kind.
+fn load() -> impl Strategy<Value = Load> {
+    let pattern = prop_oneof![
+        Just(Pattern::Random(1 << 20)),
+        Just(Pattern::Random(16)),
+        Just(Pattern::Sequential),
+        Just(Pattern::OneBlock)
+    ];
+    let cids = prop_oneof![Just(Cids::Generations), Just(Cids::Reused)];
+    let depth = prop_oneof![Just(1u16), Just(4), Just(32)];
+    (any::<u64>(), 0usize..1_500, 1u16..4, depth, pattern, cids, -500.0..500.0f64, 0u64..1 << 50, any::<bool>()).prop_map(
+        |(seed, commands, queues, depth, pattern, cids, drift_ppm, target_clock_ns, ports)| Load {
+            seed,
+            commands,
+            queues,
+            depth,
+            pattern,
+            cids,
+            drift_ppm,
+            target_clock_ns: target_clock_ns as i64,
+            ports,
+            ..Load::default()
+        },
+    )
+}
+
+/// The joined pairs as (number of the command, its five stages).
+fn facts(runs: &Runs) -> Vec<(u64, [i64; 5])> {
+    let Ok(joined) =
+        join_recordings(Recording::of(&runs.host), Recording::of(&runs.target), &JoinOptions::default())
+    else {
+        return Vec::new();
+    };
+    let mut facts: Vec<_> = joined
+        .pairs()
+        .iter()
+        .map(|p| (runs.host.commands[p.host_row as usize].0, joined.stages(*p).unwrap().stages))
+        .collect();
+    facts.sort_unstable();
+    facts
+}
+
+fn shift(runs: &mut Runs, host_ns: i64, target_ns: i64) {
+    for (side, by) in [(&mut runs.host, host_ns), (&mut runs.target, target_ns)] {
+        let move_by = |t: &mut Nanos| t.0 = t.0.checked_add_signed(by).unwrap();
+        for (_, c) in &mut side.commands {
+            c.times.iter_mut().flatten().for_each(move_by);
+        }
+        move_by(&mut side.manifest.window.start_ns);
+        move_by(&mut side.manifest.window.end_ns);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn random_blocks_join_whole_whatever_the_clocks(load in load(), keep in 0.3..1.0f64) {
+        let load = Load { pattern: Pattern::Random(1 << 20), ..load };
+        let (joined, both) = checked(&load.record());
+        prop_assert!(both < 30 || joined.pairs().len() * 1_000 >= both * 999, "{} of {both}", joined.pairs().len());
+        let view = View { keep, ..View::default() };
+        let (joined, both) = checked(&Load { host: view, target: view, ..load }.record());
+        prop_assert!(both < 30 || joined.pairs().len() * 1_000 >= both * 990, "{} of {both}", joined.pairs().len());
+    }
+
+    #[test]
+    fn dropping_any_records_joins_fewer_commands_never_wrong_ones(
+        load in load(),
+        host in (0.02..1.0f64, -0.1..0.5f64, 0.5..1.1f64),
+        target in (0.02..1.0f64, -0.1..0.5f64, 0.5..1.1f64),
+        positions: bool,
+    ) {
+        let view = |(keep, from, to)| View { keep, during: (from, to), one_in: 1 };
+        let runs = Load { host: view(host), target: view(target), positions, ..load }.record();
+        if let Err(error) =
+            join_recordings(Recording::of(&runs.host), Recording::of(&runs.target), &JoinOptions::default())
+        {
+            let told = matches!(error, Error::NoOverlap { .. });
+            prop_assert!(told, "{}", error);
+        } else {
+            let (joined, both) = checked(&runs);
+            prop_assert!(joined.pairs().len() <= both);
+        }
+    }
+
+    #[test]
+    fn shifting_either_clock_changes_nothing(load in load(), host in 0i64..1 << 50, target in 0i64..1 << 50) {
+        let mut runs = load.record();
+        let before = facts(&runs);
+        shift(&mut runs, host, target);
+        prop_assert_eq!(before, facts(&runs));
+    }
+
+    #[test]
+    fn the_order_of_rows_changes_nothing(load in load(), seed: u64) {
+        let mut runs = load.record();
+        let before = facts(&runs);
+        let mut random = Random::new(seed);
+        for side in [&mut runs.host, &mut runs.target] {
+            for n in (1..side.commands.len()).rev() {
+                side.commands.swap(n, random.bits() as usize % (n + 1));
+            }
+        }
+        prop_assert_eq!(before, facts(&runs));
+    }
+
+    #[test]
+    fn drift_changes_no_stage_of_a_host_and_no_match(load in load(), drift in -500.0..500.0f64) {
+        let load = Load { pattern: Pattern::Random(1 << 20), ..load };
+        let one = facts(&Load { drift_ppm: 0.0, ..load.clone() }.record());
+        let other = facts(&Load { drift_ppm: drift, ..load }.record());
+        let ids = |f: &[(u64, [i64; 5])]| f.iter().map(|f| f.0).collect::<Vec<_>>();
+        prop_assert_eq!(ids(&one), ids(&other));
+        for (a, b) in one.iter().zip(&other) {
+            prop_assert_eq!(a.1[..2].to_vec(), b.1[..2].to_vec());
+            // The target's own clock runs up to 500 ppm fast or slow; that is all that may show.
+            for n in 2..5 {
+                prop_assert!((a.1[n] - b.1[n]).abs() <= a.1.iter().sum::<i64>() / 1_000 + 4);
+            }
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! The command line: each flag is defined here, once.
+
+use clap::{Args, Parser, ValueEnum};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Shows where every NVMe-over-Fabrics command spends its time, stage by stage, from the host's block layer
+/// to the target's drive.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true, max_term_width = 100, after_help = EXIT_CODES)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Subcommand,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 good; 1 an error; 2 wrong usage; 4 too little data to say. `record -- CMD` ends with CMD's own code.";
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Subcommand {
+    /// Show the whole thing on this machine, with the stand-in target and initiator: no hardware, no SPDK,
+    /// no NVMe driver.
+    Demo(Demo),
+    /// Show which hook each boundary gets here, and why; nothing is attached.
+    #[command(subcommand)]
+    Probe(Probe),
+    /// Record one side into a run directory while its I/O goes on.
+    #[command(subcommand)]
+    Record(Record),
+    /// Join a host's run and a target's, and show the five stages; or show one side alone.
+    Report(Report),
+    /// Print the JSON schema of what a subcommand prints with --format json.
+    Schema(Schema),
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Record {
+    /// The host: the kernel's nvme-tcp, or a process that uses SPDK's NVMe/TCP initiator.
+    Host(RecordHost),
+    /// The target: a running SPDK nvmf_tgt (or an application with its NVMe/TCP target).
+    Target(RecordTarget),
+}
+
+#[derive(Debug, Args)]
+pub struct RecordHost {
+    /// Record the kernel's NVMe/TCP driver.
+    #[arg(long, conflicts_with = "spdk")]
+    pub kernel: bool,
+    #[command(flatten)]
+    pub common: RecordCommon,
+}
+
+#[derive(Debug, Args)]
+pub struct RecordTarget {
+    #[command(flatten)]
+    pub common: RecordCommon,
+}
+
+#[derive(Debug, Args)]
+pub struct RecordCommon {
+    /// Record the SPDK process with this PID or program path; without a value, the only one there is.
+    #[arg(long, value_name = "PID|PATH", num_args = 0..=1, default_missing_value = "")]
+    pub spdk: Option<String>,
+    /// Where the run goes [default: host.run or target.run].
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Replace the run that is there.
+    #[arg(long)]
+    pub force: bool,
+    /// How long to record, such as 30s, 500ms or 5m [default: until Ctrl-C, or until CMD ends].
+    #[arg(short, long, value_name = "TIME", value_parser = duration)]
+    pub duration: Option<Duration>,
+    /// Keep one command in N, the same ones on both sides.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub sample: u32,
+    /// Layout file for a stripped SPDK program, made from its matching build.
+    #[arg(long, value_name = "FILE", requires = "spdk")]
+    pub layout: Option<PathBuf>,
+    /// Separate debug file of the SPDK program.
+    #[arg(long, value_name = "FILE")]
+    pub debug_file: Option<PathBuf>,
+    /// A label for the run, such as workload=fio-4k; may be given several times.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = label)]
+    pub label: Vec<(String, String)>,
+    /// Size of the kernel's ring buffer.
+    #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub ring_mib: u32,
+    /// Show no progress.
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Record while this command runs; its output is kept in the run and its exit code is passed on.
+    #[arg(last = true, value_name = "CMD")]
+    pub command: Vec<String>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Probe {
+    /// The host: the kernel's nvme-tcp, or a program that uses SPDK's NVMe/TCP initiator.
+    Host(ProbeHost),
+    /// The target: an SPDK nvmf_tgt, running or as a file.
+    Target(ProbeTarget),
+}
+
+#[derive(Debug, Args)]
+pub struct ProbeHost {
+    /// The kernel's NVMe/TCP driver [default without --spdk].
+    #[arg(long, conflicts_with = "spdk")]
+    pub kernel: bool,
+    #[command(flatten)]
+    pub common: ProbeCommon,
+}
+
+#[derive(Debug, Args)]
+pub struct ProbeTarget {
+    #[command(flatten)]
+    pub common: ProbeCommon,
+}
+
+#[derive(Debug, Args)]
+pub struct ProbeCommon {
+    /// The SPDK process with this PID, or a program file (which needs no rights); without a value, the only
+    /// process there is.
+    #[arg(long, value_name = "PID|PATH", num_args = 0..=1, default_missing_value = "")]
+    pub spdk: Option<String>,
+    /// Layout file for a stripped program.
+    #[arg(long, value_name = "FILE")]
+    pub layout: Option<PathBuf>,
+    /// Separate debug file of the program.
+    #[arg(long, value_name = "FILE")]
+    pub debug_file: Option<PathBuf>,
+    /// Write the layout file that serves a stripped program of the same build-id. Needs --spdk PATH.
+    #[arg(long, value_name = "FILE", requires = "spdk")]
+    pub save_layout: Option<PathBuf>,
+    #[command(flatten)]
+    pub format: FormatOption,
+}
+
+#[derive(Debug, Args)]
+pub struct Report {
+    /// A host's run (or the run of one side alone).
+    #[arg(value_name = "HOST.run")]
+    pub first: PathBuf,
+    /// The target's run.
+    #[arg(value_name = "TARGET.run")]
+    pub second: Option<PathBuf>,
+    /// What the rows are.
+    #[arg(long, value_enum, default_value_t = By::Class)]
+    pub by: By,
+    /// Show the parts of each stage too.
+    #[arg(long)]
+    pub detail: bool,
+    #[command(flatten)]
+    pub format: FormatOption,
+}
+
+#[derive(Debug, Args)]
+pub struct FormatOption {
+    /// A table for a person or JSON for a program.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub format: Format,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    Table,
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum By {
+    /// Operation and size.
+    Class,
+    /// Queue.
+    Queue,
+    /// Device and namespace.
+    Device,
+    /// CPU of the host.
+    Cpu,
+}
+
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// Keep the recorded runs in this directory.
+    #[arg(long, value_name = "DIR")]
+    pub keep: Option<PathBuf>,
+    /// How much slower storage is made, such as 500us.
+    #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration)]
+    pub delay: Duration,
+    /// How long each of the two recordings lasts.
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = duration)]
+    pub duration: Duration,
+}
+
+#[derive(Debug, Args)]
+pub struct Schema {
+    /// Whose output.
+    #[arg(value_enum, default_value_t = SchemaOf::Report)]
+    pub of: SchemaOf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SchemaOf {
+    /// `report --format json`.
+    Report,
+}
+
+/// A duration: a number and one of us, ms, s, m, h.
+fn duration(text: &str) -> Result<Duration, String> {
+    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let nanos = match unit {
+        "us" => 1e3,
+        "ms" => 1e6,
+        "s" => 1e9,
+        "m" => 60e9,
+        "h" => 3600e9,
+        "" => return Err(format!("{text:?} has no unit: write {text}s, or ms, us, m, h")),
+        _ => return Err(format!("{unit:?} is not a unit of time: use us, ms, s, m or h")),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("{number:?} is not a number"))?;
+    let nanos = number * nanos;
+    if nanos < 1.0 || nanos > 1e18 {
+        return Err("must be more than nothing and less than 30 years".into());
+    }
+    Ok(Duration::from_nanos(nanos as u64))
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("a label is NAME=VALUE".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Cli, duration};
+    use clap::CommandFactory;
+    use std::time::Duration;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn durations_need_a_unit() {
+        assert_eq!(duration("1.5ms"), Ok(Duration::from_micros(1500)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        for bad in ["5", "", "s", "0s", "-1s", "1.2.3s", "5 parsecs", "1e30s", "NaNs", "99999999999h"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}

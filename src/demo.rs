@@ -1,0 +1,150 @@
+//! `fabscope demo`: records the stand-in's target and initiator, reports, makes storage slower by a known
+//! amount, records again, and shows which stage grew.
+
+use crate::cli::{Demo, Format};
+use crate::recorder::{self, Plan};
+use crate::report;
+use crate::signals::Signals;
+use anyhow::{Context, Result, bail};
+use joiner::{Class, JoinOptions, Report, ReportOptions};
+use run_format::{Nanos, Run, Side, Stage};
+use spdk_probes::{Choice, Options};
+use standin::spawn::{Initiator, Target};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// How much of the delay may show up in a wrong stage, or be missing in storage.
+const TOLERANCE: f64 = 0.03;
+
+/// Runs the demo. It ends with an error when the stages do not show what was done.
+///
+/// # Errors
+/// When the stand-in can not be started or recorded, or the storage stage did not grow as it should have.
+pub fn run(options: &Demo) -> Result<ExitCode> {
+    let signals = Signals::catch()?;
+    let scratch = tempfile::Builder::new().prefix("fabscope-demo-").tempdir().context("make a scratch folder")?;
+    let home = options.keep.as_deref().unwrap_or(scratch.path());
+    println!("This demo records a stand-in target and a stand-in initiator over NVMe/TCP on this machine.");
+    println!("They have SPDK's probe points and are not SPDK; fabscope records them just as it records SPDK.\n");
+
+    let target = Target::spawn(Vec::<String>::new())?;
+    let before = phase(&target, &home.join("before"), options, &signals)?;
+    report::print(&before, Format::Table)?;
+
+    println!("\nNow the stand-in's storage is made slower by {}, and both are recorded again.\n", show(options.delay));
+    target.set_delay(standin::Stage::Storage, options.delay)?;
+    let after = phase(&target, &home.join("after"), options, &signals)?;
+    target.stop()?;
+
+    let shown = compare(&before, &after, options.delay)?;
+    if let Some(keep) = &options.keep {
+        println!("\nThe runs are kept: fabscope report {0}/after/host.run {0}/after/target.run", keep.display());
+    }
+    if !shown {
+        bail!("the stages did not show the delay as they should: is this machine very busy? try --duration 10s");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One load, recorded on both sides and joined.
+fn phase(target: &Target, home: &Path, options: &Demo, signals: &Signals) -> Result<Report> {
+    std::fs::create_dir_all(home).with_context(|| format!("create {}", home.display()))?;
+    let load = [
+        "--connect".to_owned(),
+        target.address().to_string(),
+        "--rw".to_owned(),
+        "randread".to_owned(),
+        "--queue-depth".to_owned(),
+        "1".to_owned(),
+        "--duration".to_owned(),
+        format!("{}us", options.duration.as_micros()),
+    ];
+    let initiator = Initiator::spawn(load)?;
+    let how = Options::default();
+    let on_target =
+        spdk_probes::Target::attach(&spdk_probes::find(Side::Target, &Choice::Pid(target.pid()))?, &how)?;
+    let on_host =
+        spdk_probes::Host::attach(&spdk_probes::find(Side::Host, &Choice::Pid(initiator.pid()))?, &how)?;
+
+    // The host's recording ends with the initiator; the target's is then told to end.
+    let enough = signals.another();
+    let (host_run, target_run) = (home.join("host.run"), home.join("target.run"));
+    let summary = std::thread::scope(|threads| {
+        let recorded_target =
+            threads.spawn(|| recorder::record(on_target, &quietly(&target_run), &enough));
+        let recorded_host = threads.spawn(|| recorder::record(on_host, &quietly(&host_run), signals));
+        let summary = initiator.finish();
+        let host = recorded_host.join();
+        enough.raise();
+        let target = recorded_target.join();
+        for recorded in [host, target] {
+            recorded.map_err(|_| anyhow::anyhow!("a recording panicked"))??;
+        }
+        summary
+    })?;
+    if summary.errors > 0 {
+        bail!("{} of the initiator's commands failed", summary.errors);
+    }
+    let joined = joiner::join(&Run::open(&host_run)?, &Run::open(&target_run)?, &JoinOptions::default())?;
+    Ok(joiner::report(&joined, &ReportOptions::default())?)
+}
+
+fn quietly(output: &Path) -> Plan<'_> {
+    Plan {
+        output,
+        force: true,
+        duration: None,
+        one_in: 1,
+        labels: std::collections::BTreeMap::from([("demo".to_owned(), "stand-in".to_owned())]),
+        command: &[],
+        quiet: true,
+    }
+}
+
+/// Prints what each stage's median did, and says whether it is what was done to storage. Medians, because a
+/// busy machine adds milliseconds to a few commands in every stage.
+fn compare(before: &Report, after: &Report, delay: Duration) -> Result<bool> {
+    let (before, after) = (main_class(before)?, main_class(after)?);
+    println!("{:<18}{:>12}{:>12}{:>14}", "median", "before", "after", "difference");
+    let expected = delay.as_nanos() as f64;
+    let mut all_shown = true;
+    for stage in Stage::ALL {
+        let median = |class: &Class| class.stages.of(stage).and_then(|f| f.times.p50_ns);
+        let (Some(b), Some(a)) = (median(before), median(after)) else {
+            bail!("too few commands for a median of {stage}");
+        };
+        let difference = a as f64 - b as f64;
+        let wanted = if stage == Stage::Storage { expected } else { 0.0 };
+        let shown = (difference - wanted).abs() <= TOLERANCE * expected;
+        all_shown &= shown;
+        println!(
+            "{:<18}{:>12}{:>12}{:>14}  {}",
+            stage.title(),
+            time(b as f64),
+            time(a as f64),
+            format!("{}{}", if difference < 0.0 { "-" } else { "+" }, time(difference.abs())),
+            match (shown, stage == Stage::Storage) {
+                (true, true) => "as it was made slower",
+                (true, false) => "unchanged",
+                (false, _) => "NOT as expected",
+            }
+        );
+    }
+    if all_shown {
+        println!("\nThe storage stage grew by what was done to it, and no other stage did.");
+    }
+    Ok(all_shown)
+}
+
+fn main_class(report: &Report) -> Result<&Class> {
+    report.classes.iter().max_by_key(|c| c.commands).context("the report has no commands")
+}
+
+fn time(nanos: f64) -> String {
+    Nanos(nanos as u64).to_string()
+}
+
+fn show(duration: Duration) -> String {
+    time(duration.as_nanos() as f64)
+}

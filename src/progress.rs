@@ -1,0 +1,50 @@
+//! The progress line of a recording: on a terminal it moves, elsewhere it is silent.
+
+use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use run_format::Counters;
+use std::time::Duration;
+
+/// Commands seen, recorded and lost, as they come.
+#[derive(Debug)]
+pub struct Progress(ProgressBar);
+
+impl Progress {
+    /// A line for a recording of `total` length, or of unknown length. `quiet` shows nothing.
+    pub fn new(total: Option<Duration>, quiet: bool) -> Progress {
+        let bar = match total {
+            Some(total) => ProgressBar::new(total.as_millis() as u64),
+            None => ProgressBar::new_spinner(),
+        };
+        if quiet {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        let template = match total {
+            Some(_) => "{bar:24} {elapsed} {msg}",
+            None => "{spinner} {elapsed} {msg}",
+        };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        Progress(bar)
+    }
+
+    /// Shows how far it is.
+    pub fn update(&self, elapsed: Duration, counters: &Counters) {
+        self.0.set_position(elapsed.as_millis() as u64);
+        self.0.set_message(summary(counters));
+    }
+
+    /// Takes the line away.
+    pub fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// "12,345 commands seen, 12,340 recorded, 5 lost".
+pub fn summary(c: &Counters) -> String {
+    let mut text = format!("{} commands seen, {} recorded", HumanCount(c.seen), HumanCount(c.recorded));
+    if c.unsampled > 0 {
+        text += &format!(", {} left out by sampling", HumanCount(c.unsampled));
+    }
+    text + &format!(", {} lost", HumanCount(c.lost.total()))
+}

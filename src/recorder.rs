@@ -1,0 +1,149 @@
+//! The recording loop: an attached source into a run directory, until something ends it.
+
+use crate::progress::{Progress, summary};
+use crate::signals::Signals;
+use crate::workload::Running;
+use anyhow::{Context, Result};
+use run_format::{
+    Counters, Manifest, RunWriter, Source, State, Window, clock_pair, machine, monotonic_now,
+};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// How often the counters are read and the progress line moves.
+const REFRESH: Duration = Duration::from_millis(250);
+/// Longest wait for the ring before signals and limits are looked at again.
+const POLL: Duration = Duration::from_millis(50);
+
+/// What a recording is, besides its source.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    /// Where it goes.
+    pub output: &'a Path,
+    /// Replace a run that is there.
+    pub force: bool,
+    /// Ends it.
+    pub duration: Option<Duration>,
+    /// One command in this many is kept.
+    pub one_in: u32,
+    /// The user's labels.
+    pub labels: BTreeMap<String, String>,
+    /// Runs while it lasts, and its end ends it.
+    pub command: &'a [String],
+    /// No progress line.
+    pub quiet: bool,
+}
+
+/// Records until the duration is over, a signal comes, the command or the recorded process ends. Returns the
+/// command's exit code, or success.
+///
+/// # Errors
+/// When the run can not be written or the source can not go on. What was recorded before is kept.
+pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> Result<ExitCode> {
+    let start = monotonic_now();
+    let manifest = Manifest {
+        format: Manifest::FORMAT.into(),
+        side: source.side(),
+        kind: source.kind(),
+        tool: env!("CARGO_PKG_VERSION").into(),
+        state: State::Open,
+        machine: machine(),
+        software: source.software(),
+        hooks: source.hooks(),
+        detail: "stages".into(),
+        one_in: plan.one_in,
+        window: Window { start_ns: start, end_ns: start },
+        clocks: vec![clock_pair()],
+        counters: Counters::default(),
+        workload: None,
+        events: Vec::new(),
+        labels: plan.labels.clone(),
+    };
+    let mut writer = RunWriter::create(plan.output, manifest, plan.force)?;
+    let mut running = match plan.command {
+        [] => None,
+        argv => Some(Running::start(argv, plan.output)?),
+    };
+    writer.manifest().workload = running.as_ref().map(Running::describe);
+
+    let progress = Progress::new(plan.duration, plan.quiet);
+    let reason = run_loop(&mut source, &mut writer, running.as_mut(), plan, signals, &progress);
+    progress.finish();
+
+    // Whatever ended it: stop the probes, take what is in the ring, close the run. The first error is told.
+    let stopped = source.stop(&mut writer).context("stop the probes");
+    let end = monotonic_now();
+    let counters = source.counters().context("read the counters");
+    let mut code = ExitCode::SUCCESS;
+    let workload = running.map(|running| end_command(running, signals)).transpose();
+    if let Ok(Some((workload, exit))) = &workload {
+        writer.manifest().workload = Some(workload.clone());
+        code = ExitCode::from(*exit);
+    }
+    writer.manifest().clocks.push(clock_pair());
+    let last = counters.as_ref().copied().unwrap_or_default();
+    let closed = writer.close(last, end).context("write the run");
+    let reason = reason?;
+    stopped?;
+    let counters = counters?;
+    closed?;
+    workload?;
+    if !plan.quiet {
+        eprintln!("{}: {} ({reason})", plan.output.display(), summary(&counters));
+    }
+    Ok(code)
+}
+
+/// Runs until something ends it, and says what did.
+fn run_loop<S: Source>(
+    source: &mut S,
+    writer: &mut RunWriter,
+    mut running: Option<&mut Running>,
+    plan: &Plan<'_>,
+    signals: &Signals,
+    progress: &Progress,
+) -> Result<&'static str> {
+    let started = Instant::now();
+    let mut refreshed = started;
+    loop {
+        source.poll(POLL, writer).context("take what the probes saw")?;
+        if refreshed.elapsed() >= REFRESH {
+            refreshed = Instant::now();
+            let counters = source.counters().context("read the counters")?;
+            let manifest = writer.manifest();
+            manifest.counters = counters;
+            manifest.window.end_ns = monotonic_now();
+            progress.update(started.elapsed(), &counters);
+        }
+        writer.tick().context("write the run")?;
+        if signals.came().is_some() {
+            return Ok("ended by a signal");
+        }
+        if plan.duration.is_some_and(|d| started.elapsed() >= d) {
+            return Ok("ended after its time");
+        }
+        if let Some(running) = running.as_deref_mut()
+            && running.ended()?.is_some()
+        {
+            return Ok("the command ended");
+        }
+        if source.ended() {
+            return Ok("the recorded process ended");
+        }
+    }
+}
+
+/// Waits for the command to end, passing a signal on to it.
+fn end_command(mut running: Running, signals: &Signals) -> Result<(run_format::Workload, u8)> {
+    loop {
+        if let Some(status) = running.ended()? {
+            return running.finish(status);
+        }
+        if let Some(signal) = signals.came() {
+            running.forward(signal);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

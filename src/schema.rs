@@ -1,0 +1,18 @@
+//! `fabscope schema`: the JSON schemas of what programs read.
+
+use crate::cli::{Schema, SchemaOf};
+use anyhow::Result;
+use std::io::Write;
+use std::process::ExitCode;
+
+/// Prints a schema.
+///
+/// # Errors
+/// When it can not be written.
+pub fn run(options: &Schema) -> Result<ExitCode> {
+    let text = match options.of {
+        SchemaOf::Report => joiner::SCHEMA,
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
