@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use object::elf;
-use object::read::elf::{ElfFile64, ProgramHeader, Rela, SectionHeader, Sym};
+use object::read::elf::{ElfFile64, FileHeader, ProgramHeader, Rela, SectionHeader, Sym};
 use object::{LittleEndian, Object};
 
 use crate::Error;
@@ -248,6 +248,17 @@ impl Elf {
         let bytes = self.bytes_at(vaddr)?;
         let size = usize::try_from(size.min(LARGEST_FUNCTION)).unwrap_or(usize::MAX);
         Some(Code { vaddr, bytes: bytes.get(..size).unwrap_or(bytes) })
+    }
+
+    /// Whether the file is a program, not a library: it names a dynamic linker, or has a fixed address.
+    pub(crate) fn is_program(&self) -> bool {
+        self.file().is_some_and(|file| {
+            file.elf_header().e_type(LittleEndian) == elf::ET_EXEC
+                || file
+                    .elf_program_headers()
+                    .iter()
+                    .any(|header| header.p_type(LittleEndian) == elf::PT_INTERP)
+        })
     }
 
     /// Whether the file has a table of its local symbols.

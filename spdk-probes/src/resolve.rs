@@ -260,11 +260,17 @@ impl Binary {
         self.elf.data_parts().find_map(spdk_version).or_else(|| spdk_version(self.elf.bytes()))
     }
 
-    /// Whether the file holds any of what is probed in SPDK.
+    /// Whether the file holds any of what is probed in SPDK. A stripped library tells only by its name, a
+    /// stripped program by the version in it.
     pub fn holds_spdk(&self) -> bool {
+        let by_name = || {
+            let name = self.path().file_name().unwrap_or_default();
+            name.to_string_lossy().starts_with("libspdk")
+        };
         functions::telling_functions().any(|name| !self.symbols(name).is_empty())
             || !self.usdt_probes("spdk").is_empty()
-            || self.version().is_some()
+            || (!self.has_symbols() && by_name())
+            || (self.elf.is_program() && self.version().is_some())
     }
 
     /// Symbols of a function, from the file and from its debug file.

@@ -150,6 +150,51 @@ fn split_debug_information_is_read_from_its_files_and_missed_by_name() {
 }
 
 #[test]
+fn split_debug_information_is_read_from_a_package_beside_the_program() {
+    for (compiler, flags, packager) in [
+        ("gcc", "-gdwarf-4 -O2 -gsplit-dwarf", "dwp"),
+        ("gcc", "-gdwarf-5 -O2 -gsplit-dwarf", "dwp"),
+        ("clang", "-gdwarf-5 -O2 -gsplit-dwarf", "llvm-dwp"),
+        ("clang", "-gdwarf-5 -O2 -gsplit-dwarf", "llvm-dwp-14"),
+    ] {
+        if !have(compiler) || !have(packager) {
+            continue;
+        }
+        let directory = workshop();
+        let sources = ["twins_a.c", "twins_b.c"];
+        let pack = |program: &str| -> bool {
+            let package = format!("{program}.dwp");
+            let packed = Command::new(packager)
+                .args(["-e", program, "-o", &package])
+                .current_dir(directory.path())
+                .status()
+                .is_ok_and(|status| status.success());
+            if !packed {
+                println!("skipped: {packager} cannot package what {compiler} {flags} makes");
+            }
+            packed
+        };
+        let program = compile(directory.path(), compiler, flags, &["structures.c"], "split");
+        // Two units in one package, to tell their parts from each other.
+        let twins = compile(directory.path(), compiler, flags, &sources, "twins");
+        if !pack("split") || !pack("twins") {
+            continue;
+        }
+        for entry in std::fs::read_dir(directory.path()).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "dwo") {
+                std::fs::remove_file(path).unwrap();
+            }
+        }
+        let name = format!("{compiler} {flags} {packager}");
+        check_structures(&program, &open(&program), &name);
+        let twins = open(&twins);
+        assert_eq!(twins.size_of("twin").unwrap(), 16, "{name}");
+        assert!(matches!(twins.offset("twin.apart"), Err(Error::Ambiguous { .. })), "{name}");
+    }
+}
+
+#[test]
 fn what_is_not_there_is_named_with_what_is_near() {
     if !have("gcc") {
         return;
