@@ -1,5 +1,59 @@
-//! Joining and reporting pairs of runs whose truth is known.
+//! Joining and reporting pairs of runs whose truth is known, from the files on disk to the table.
+//!
+//!     cargo bench -p joiner
+
+use joiner::synthetic::{Cids, Load, Pattern};
+use joiner::{JoinOptions, ReportOptions, join, report};
+use run_format::Run;
+use std::path::PathBuf;
 
 fn main() {
     divan::main();
+}
+
+/// The runs of a load, written once.
+fn runs(name: &str, load: &Load) -> (Run, Run) {
+    let folder: PathBuf = [env!("CARGO_TARGET_TMPDIR"), name].iter().collect();
+    let (host, target) = (folder.join("host.run"), folder.join("target.run"));
+    match (Run::open(&host), Run::open(&target)) {
+        (Ok(host), Ok(target)) => (host, target),
+        _ => load.record().write(&folder).expect("the benchmark's folder can be written"),
+    }
+}
+
+fn join_and_report(bencher: divan::Bencher<'_, '_>, name: &str, load: &Load) {
+    let (host, target) = runs(name, load);
+    bencher.bench_local(|| {
+        let joined = join(&host, &target, &JoinOptions::default()).expect("the runs join");
+        report(&joined, &ReportOptions::default()).expect("the join has commands").to_table()
+    });
+}
+
+/// 1 million commands a side, random 4 KiB and 64 KiB, eight queues.
+#[divan::bench(sample_count = 5)]
+fn million(bencher: divan::Bencher<'_, '_>) {
+    let load = Load { commands: 1_000_000, queues: 8, ..Load::default() };
+    join_and_report(bencher, "million", &load);
+}
+
+/// 1 million reads of one block at queue depth 1 with one cid: every key is the same.
+#[divan::bench(sample_count = 5)]
+fn million_of_one_block(bencher: divan::Bencher<'_, '_>) {
+    let load = Load {
+        commands: 1_000_000,
+        queues: 1,
+        depth: 1,
+        writes: 0.0,
+        pattern: Pattern::OneBlock,
+        cids: Cids::Reused,
+        ..Load::default()
+    };
+    join_and_report(bencher, "million_of_one_block", &load);
+}
+
+/// 10 million commands a side.
+#[divan::bench(sample_count = 1, sample_size = 1)]
+fn ten_million(bencher: divan::Bencher<'_, '_>) {
+    let load = Load { commands: 10_000_000, queues: 8, ..Load::default() };
+    join_and_report(bencher, "ten_million", &load);
 }

@@ -34,8 +34,8 @@ const WINDOW: usize = 2_048;
 /// Commands that vote in a window.
 const VOTERS: usize = 256;
 /// Pairs that vote in a window, at one drift and over all drifts.
-const PAIRS: usize = 200_000;
-const PAIRS_AND_DRIFTS: usize = 6_000_000;
+const PAIRS: usize = 50_000;
+const PAIRS_AND_DRIFTS: usize = 3_000_000;
 /// Candidates that are followed, at most.
 const CANDIDATES: usize = 8;
 /// Commands of a piece of a followed line, and pieces of it, at most.
@@ -127,10 +127,6 @@ impl Line {
         let from = self.knots.partition_point(|k| k.at < t.saturating_sub(around));
         let to = self.knots.partition_point(|k| k.at <= t.saturating_add(around));
         slope_of(self.knots[from..to].iter().map(|k| (k.at, k.middle())))
-    }
-
-    pub(crate) fn support(&self) -> Support {
-        self.support
     }
 }
 
@@ -336,8 +332,13 @@ impl<'a> Sides<'a> {
                 continue;
             }
             let rank = voters[voters.len() / 2].0;
-            let mut window =
-                Window { pairs: Vec::with_capacity(pairs), voters: voters.len(), rank, center: begin(rank), span };
+            let mut window = Window {
+                pairs: Vec::with_capacity(pairs),
+                voters: voters.len(),
+                rank,
+                center: begin(rank),
+                span,
+            };
             for &(rank, from, to) in &voters {
                 let a = &self.a.items[self.a.by_time[rank] as usize];
                 for p in &partners[from..to] {
@@ -500,11 +501,7 @@ impl<'a> Sides<'a> {
         line.support.of += scratch.inside;
         peaks(&mut scratch.events, 1, &mut scratch.peaks);
         let middle = |p: &Peak| p.low + (p.high - p.low) / 2;
-        let peak = scratch
-            .peaks
-            .iter()
-            .max_by_key(|p| (p.votes, -(middle(p) - expected).abs()))
-            .copied()?;
+        let peak = scratch.peaks.iter().max_by_key(|p| (p.votes, -(middle(p) - expected).abs())).copied()?;
         let at = middle(&peak);
         let agree = scratch.pairs.iter().filter(|p| p.1 <= at && at <= p.2);
         let supported = match explained {
@@ -770,14 +767,12 @@ impl Clock {
             [] => 0.0,
             [one] => {
                 let slopes = one.fits.iter().map(|f| (f.slope, f.slope));
-                slopes.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).map_or(0.0, |(least, most)| (least + most) / 2.0)
+                slopes
+                    .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
+                    .map_or(0.0, |(least, most)| (least + most) / 2.0)
             }
             many => slope_of(many.iter().map(|p| (p.center, p.middle()))).unwrap_or(0.0),
         }
-    }
-
-    pub(crate) fn pieces(&self) -> usize {
-        self.pieces.len()
     }
 }
 

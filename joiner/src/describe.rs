@@ -20,7 +20,11 @@ pub(crate) fn describe(recording: &Recording) -> String {
         n => format!(
             "{n} queue{} of {} (cntlid {cntlids})",
             if n == 1 { "" } else { "s" },
-            subsystems.iter().map(|s| if s.is_empty() { "an unknown subsystem" } else { s }).collect::<Vec<_>>().join(", "),
+            subsystems
+                .iter()
+                .map(|s| if s.is_empty() { "an unknown subsystem" } else { s })
+                .collect::<Vec<_>>()
+                .join(", "),
         ),
     };
     format!(
@@ -34,7 +38,9 @@ pub(crate) fn describe(recording: &Recording) -> String {
 /// Side, kind, software, machine and wall-clock time of a run.
 pub(crate) fn describe_manifest(m: &Manifest) -> String {
     let when = match wall_clock(m) {
-        Some((from, to)) => format!(", {} to {} UTC", utc(from), utc(to).split(' ').next_back().unwrap_or_default()),
+        Some((from, to)) => {
+            format!(", {} to {} UTC", utc(from), utc(to).split(' ').next_back().unwrap_or_default())
+        }
         None => String::new(),
     };
     format!(

@@ -42,9 +42,10 @@ impl Joined {
             numbers::<UInt16Type>("status", h().map(|r| host.status[r])),
             numbers::<UInt16Type>("host_cpu", h().map(|r| host.cpu[r])),
             numbers::<UInt16Type>("target_cpu", t().map(|r| target.cpu[r])),
-            numbers::<UInt8Type>("r2ts", pairs.iter().map(|p| {
-                host.r2ts[p.host_row as usize].max(target.r2ts[p.target_row as usize])
-            })),
+            numbers::<UInt8Type>(
+                "r2ts",
+                pairs.iter().map(|p| host.r2ts[p.host_row as usize].max(target.r2ts[p.target_row as usize])),
+            ),
         ];
         for &b in Boundary::ALL {
             let times = pairs.iter().map(|p| {
@@ -76,9 +77,8 @@ impl Joined {
                 column.1.push(value);
             }
         }
-        columns.extend(
-            values.into_iter().map(|(name, v)| Int64Chunked::from_vec(name.into(), v).into_column()),
-        );
+        columns
+            .extend(values.into_iter().map(|(name, v)| Int64Chunked::from_vec(name.into(), v).into_column()));
         DataFrame::new(pairs.len(), columns).map_err(polars("put the joined commands into a frame"))
     }
 }

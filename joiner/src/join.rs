@@ -511,9 +511,8 @@ fn settle(
     let (host_from, host_to) = window(host);
     let (target_from, target_to) = window(target);
     for (item, fate) in h.lanes.items.iter().zip(&matching.host) {
-        let inside = || {
-            clock.target_time(item.begin) >= target_from && clock.target_time(item.end) <= target_to
-        };
+        let inside =
+            || clock.target_time(item.begin) >= target_from && clock.target_time(item.end) <= target_to;
         if let Some(reason) = unmatched(*fate, inside) {
             h.fates[item.row as usize] = Row::Aside(reason);
         }
@@ -585,10 +584,7 @@ fn boundary_figures(host: &Recording, target: &Recording, pairs: &[Pair]) -> Vec
                 counts
             },
         )
-        .reduce(
-            || [(0, 0); COUNT],
-            |a, b| std::array::from_fn(|n| (a[n].0 + b[n].0, a[n].1 + b[n].1)),
-        );
+        .reduce(|| [(0, 0); COUNT], |a, b| std::array::from_fn(|n| (a[n].0 + b[n].0, a[n].1 + b[n].1)));
     Boundary::ALL
         .iter()
         .zip(counts)

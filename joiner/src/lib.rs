@@ -23,9 +23,7 @@ mod table;
 mod tests;
 
 pub use error::Error;
-pub use join::{
-    Accounting, Aside, BoundaryFigures, ClockFigures, JoinOptions, Joined, Pair, SetAside, join,
-};
+pub use join::{Accounting, Aside, BoundaryFigures, ClockFigures, JoinOptions, Joined, Pair, SetAside, join};
 pub use model::{Stages, SubStage};
 pub use queues::{Link, LinkedBy};
 pub use report::{

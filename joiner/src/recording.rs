@@ -41,7 +41,17 @@ impl Recording {
     pub(crate) fn read(run: &Run) -> Result<Recording, Error> {
         let side = run.manifest().side;
         let mut names = vec![
-            "queue", "cid", "opcode", "nsid", "slba", "nlb", "bytes", "status", "cpu", "flags", "r2ts",
+            "queue",
+            "cid",
+            "opcode",
+            "nsid",
+            "slba",
+            "nlb",
+            "bytes",
+            "status",
+            "cpu",
+            "flags",
+            "r2ts",
             "stream_position",
         ];
         names.extend(Boundary::of(side).map(Boundary::name));
@@ -128,7 +138,13 @@ impl Recording {
         Recording {
             directory: format!("{}.run", recorded.manifest.side).into(),
             manifest: recorded.manifest.clone(),
-            queues: recorded.queues.iter().cloned().enumerate().map(|(n, q)| (QueueId(n as u32), q)).collect(),
+            queues: recorded
+                .queues
+                .iter()
+                .cloned()
+                .enumerate()
+                .map(|(n, q)| (QueueId(n as u32), q))
+                .collect(),
             broken: 0,
             queue: commands().map(|c| c.queue.0).collect(),
             cid: commands().map(|c| c.cid.0).collect(),

@@ -9,8 +9,8 @@ use crate::recording::{NONE, Recording};
 use crate::stats::Distribution;
 use rayon::prelude::*;
 use run_format::{Boundary, Command, Kind, Operation, Run, Side, Stage, State};
-use serde::ser::{SerializeMap, Serializer};
 use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
 use std::collections::{BTreeMap, HashMap};
 
 /// The JSON schema (draft 2020-12) of a report.
@@ -383,11 +383,8 @@ fn one_side(
         let first = Some(columns.figures(latency.mean_ns));
         let second = Some(columns.figures(latency.mean_ns));
         let rest = columns.figures(latency.mean_ns);
-        let stages = if is_host {
-            [first, second, None, None, None]
-        } else {
-            [None, None, None, first, second]
-        };
+        let stages =
+            if is_host { [first, second, None, None, None] } else { [None, None, None, first, second] };
         let mut class = class(key, &groups, n, latency, StageTable(stages), Vec::new());
         if class.stages.0.iter().flatten().all(|s| s.times.mean_ns < rest.times.mean_ns) {
             class.largest_stage = None;
@@ -407,7 +404,9 @@ fn one_side(
     .to_owned()];
     let unfinished = run.len() - whole.len();
     if unfinished > 0 {
-        notes.push(format!("{unfinished} commands were cancelled, failed over or lack times, and are left out"));
+        notes.push(format!(
+            "{unfinished} commands were cancelled, failed over or lack times, and are left out"
+        ));
     }
     if !against.is_empty() {
         notes.push(format!("{} commands have times that run backwards, and are left out", against.len()));
@@ -595,7 +594,8 @@ impl<'a> Groups<'a> {
                     None => format!("queue {}", id.0),
                     Some(q) => {
                         let device = q.device.as_ref().map_or(String::new(), |d| format!("{d} "));
-                        let port = q.host.as_ref().map_or(String::new(), |h| format!(", host port {}", h.port));
+                        let port =
+                            q.host.as_ref().map_or(String::new(), |h| format!(", host port {}", h.port));
                         format!("{device}cntlid {} qid {}{port}", q.cntlid, q.qid)
                     }
                 })
@@ -652,11 +652,7 @@ const CHUNK: usize = 1 << 14;
 
 impl<K, M> Rows<K, M> {
     /// The classes, each made by `make` from its key, its number of rows and its figures' distributions.
-    fn classes<T: Sync>(
-        &self,
-        rows: &[T],
-        mut make: impl FnMut(Key, usize, Columns) -> Class,
-    ) -> Vec<Class>
+    fn classes<T: Sync>(&self, rows: &[T], mut make: impl FnMut(Key, usize, Columns) -> Class) -> Vec<Class>
     where
         K: Fn(&T) -> Key + Sync,
         M: Fn(&T, &mut [i64]) + Sync,

@@ -42,7 +42,8 @@ impl Distribution {
             }
             let rank = ((p * n as f64).ceil() as usize).clamp(1, n) - 1;
             let whole = std::mem::take(&mut below);
-            let value = if rank < whole.len() { *whole.select_nth_unstable(rank).1 } else { *whole.last()? };
+            let value =
+                if rank < whole.len() { *whole.select_nth_unstable(rank).1 } else { *whole.last()? };
             below = &mut whole[..=rank];
             Some(value)
         };

@@ -3,8 +3,8 @@
 //! of the join.
 
 use run_format::{
-    Boundary, Cid, ClockPair, Command, Counters, Endpoint, Hook, Kind, Machine, Manifest, Nanos, Queue, QueueId,
-    Run, RunWriter, Side, Sink, Software, State, Window, sampling,
+    Boundary, Cid, ClockPair, Command, Counters, Endpoint, Hook, Kind, Machine, Manifest, Nanos, Queue,
+    QueueId, Run, RunWriter, Side, Sink, Software, State, Window, sampling,
 };
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -111,7 +111,9 @@ impl Report {
 fn consequence(boundary: Boundary) -> String {
     match boundary {
         Boundary::TR2t => "the wait for their data is counted in the target driver".into(),
-        Boundary::HR2t | Boundary::HDataSent => "the host's answer to R2Ts may be counted in the network".into(),
+        Boundary::HR2t | Boundary::HDataSent => {
+            "the host's answer to R2Ts may be counted in the network".into()
+        }
         b => {
             let instead: Vec<&str> = crate::model::fallbacks(b).iter().map(|b| b.name()).collect();
             format!("{} stands for it", instead.join(" or "))
@@ -145,7 +147,8 @@ fn write_run(out: &mut String, side: Side, run: &RunFigures) -> std::fmt::Result
 
 fn write_join(out: &mut String, join: &JoinFigures) -> std::fmt::Result {
     let within = |aside: &Aside| {
-        let elsewhere = aside.of(SetAside::Outside) + aside.of(SetAside::Unsampled) + aside.of(SetAside::OtherQueue);
+        let elsewhere =
+            aside.of(SetAside::Outside) + aside.of(SetAside::Unsampled) + aside.of(SetAside::OtherQueue);
         join.joined + aside.total() - elsewhere
     };
     writeln!(
@@ -214,7 +217,12 @@ fn write_class(out: &mut String, class: &Class) -> std::fmt::Result {
         .map(|(p, name)| format!("{name} needs {}", count(needed(*p))))
         .collect();
     if !lacking.is_empty() {
-        writeln!(out, "  {} commands are too few for some percentiles: {}", class.commands, lacking.join(", "))?;
+        writeln!(
+            out,
+            "  {} commands are too few for some percentiles: {}",
+            class.commands,
+            lacking.join(", ")
+        )?;
     }
     Ok(())
 }
@@ -292,7 +300,10 @@ mod tests {
 
     #[test]
     fn numbers_have_the_digits_that_they_deserve() {
-        assert_eq!([0.4, 999.4, 999.6, 12_345.0, 1_234_567.0].map(time), ["0 ns", "999 ns", "1.00 us", "12.3 us", "1.23 ms"]);
+        assert_eq!(
+            [0.4, 999.4, 999.6, 12_345.0, 1_234_567.0].map(time),
+            ["0 ns", "999 ns", "1.00 us", "12.3 us", "1.23 ms"]
+        );
         assert_eq!([7, 999, 1_000, 12_345_678].map(count), ["7", "999", "1 000", "12 345 678"]);
         assert_eq!([512, 4_096, 1 << 20, 5_000].map(bytes), ["512 B", "4 KiB", "1 MiB", "5000 B"]);
         assert_eq!(share_of(999_999, 1_000_000), "99.999 %");

@@ -66,7 +66,8 @@ fn a_plain_load_joins_whole_and_its_clock_is_found() {
 #[test]
 fn twenty_commands_suffice() {
     for seed in 0..50 {
-        let load = Load { seed, commands: 20, pause_ns: 50_000_000.0, drift_ppm: 40.0, depth: 1, ..Load::default() };
+        let load =
+            Load { seed, commands: 20, pause_ns: 50_000_000.0, drift_ppm: 40.0, depth: 1, ..Load::default() };
         joins(&load.record(), 0.99);
     }
 }
@@ -88,7 +89,7 @@ fn the_target_may_be_recorded_late_and_the_host_end_early() {
     let joined = joins(&load.record(), 0.999);
     let a = joined.accounting();
     assert!(a.host.of(SetAside::Lost) <= 64 && a.target.of(SetAside::Lost) <= 64, "{a:?}");
-    assert!(a.host.of(SetAside::Outside) > 5_000 && a.target.of(SetAside::Outside) > 2_000, "{a:?}");
+    assert!(a.host.of(SetAside::Outside) > 5_000 && a.target.of(SetAside::Outside) > 1_000, "{a:?}");
 }
 
 #[test]
@@ -147,12 +148,11 @@ fn a_load_without_any_irregularity_is_ambiguous_and_nothing_is_matched() {
         ..Load::default()
     }
     .record();
-    for (side, from) in [(&mut runs.host, 1_000_000_000), (&mut runs.target, 7_000_000_000)] {
-        for (n, (id, c)) in side.commands.iter_mut().enumerate() {
-            let _ = n;
+    for (side, from, step) in [(&mut runs.host, 1_000_000_000, 1_000), (&mut runs.target, 7_000_002_100, 300)]
+    {
+        for (id, c) in &mut side.commands {
             for (slot, time) in c.times.iter_mut().enumerate() {
-                let inside = if from == 1_000_000_000 { 0 } else { 2_000 };
-                *time = time.map(|_| Nanos(from + *id * 20_000 + inside + slot as u64 * 1_000));
+                *time = time.map(|_| Nanos(from + *id * 20_000 + slot as u64 * step));
             }
         }
         side.commands.sort_by_key(|(id, _)| *id);
@@ -248,7 +248,10 @@ fn a_run_given_twice_or_the_wrong_way_round_is_told() {
     }
     let error = join_recordings(h(), Recording::of(&other), &options).unwrap_err();
     assert!(matches!(error, Error::NoSharedQueue { .. }));
-    assert!(error.to_string().contains("example:other") && error.to_string().contains("example:fast"), "{error}");
+    assert!(
+        error.to_string().contains("example:other") && error.to_string().contains("example:fast"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -260,7 +263,8 @@ fn recordings_of_different_times_are_told() {
     }
     .record();
     let error =
-        join_recordings(Recording::of(&runs.host), Recording::of(&runs.target), &JoinOptions::default()).unwrap_err();
+        join_recordings(Recording::of(&runs.host), Recording::of(&runs.target), &JoinOptions::default())
+            .unwrap_err();
     assert!(matches!(error, Error::NoOverlap { .. }), "{error}");
 }
 
@@ -283,7 +287,8 @@ fn written_and_read_it_is_the_same() {
     assert_eq!(read.pairs(), kept.pairs());
     let frame = read.frame().unwrap();
     assert_eq!(frame.height(), 3_000);
-    let sum = |name: &str| frame.column(name).unwrap().i64().unwrap().into_no_null_iter().collect::<Vec<i64>>();
+    let sum =
+        |name: &str| frame.column(name).unwrap().i64().unwrap().into_no_null_iter().collect::<Vec<i64>>();
     let stages: Vec<Vec<i64>> = Stage::ALL.iter().map(|s| sum(s.name())).collect();
     for (row, latency) in sum("latency").into_iter().enumerate() {
         assert_eq!(stages.iter().map(|s| s[row]).sum::<i64>(), latency);
@@ -304,20 +309,31 @@ fn load() -> impl Strategy<Value = Load> {
     ];
     let cids = prop_oneof![Just(Cids::Generations), Just(Cids::Reused)];
     let depth = prop_oneof![Just(1u16), Just(4), Just(32)];
-    (any::<u64>(), 0usize..1_500, 1u16..4, depth, pattern, cids, -500.0..500.0f64, 0u64..1 << 50, any::<bool>()).prop_map(
-        |(seed, commands, queues, depth, pattern, cids, drift_ppm, target_clock_ns, ports)| Load {
-            seed,
-            commands,
-            queues,
-            depth,
-            pattern,
-            cids,
-            drift_ppm,
-            target_clock_ns: target_clock_ns as i64,
-            ports,
-            ..Load::default()
-        },
+    (
+        any::<u64>(),
+        0usize..1_500,
+        1u16..4,
+        depth,
+        pattern,
+        cids,
+        -500.0..500.0f64,
+        0u64..1 << 50,
+        any::<bool>(),
     )
+        .prop_map(|(seed, commands, queues, depth, pattern, cids, drift_ppm, target_clock_ns, ports)| {
+            Load {
+                seed,
+                commands,
+                queues,
+                depth,
+                pattern,
+                cids,
+                drift_ppm,
+                target_clock_ns: target_clock_ns as i64,
+                ports,
+                ..Load::default()
+            }
+        })
 }
 
 /// The joined pairs as (number of the command, its five stages).
