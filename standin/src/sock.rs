@@ -6,6 +6,7 @@
 //! of their own: the socket that the queue pairs point to is `base`, and `fd` stands before it.
 
 #![allow(non_camel_case_types, reason = "the names are what debug information is searched for")]
+#![allow(dead_code, reason = "each side uses a part")]
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};

@@ -460,6 +460,8 @@ fn usdt(path: &str) -> BTreeMap<String, usize> {
         return BTreeMap::new();
     };
     let data = section.data().unwrap();
+    let text = file.section_by_name(".text").unwrap();
+    let code = text.data().unwrap();
     let word = |at: usize| u32::from_le_bytes(data[at..at + 4].try_into().unwrap()) as usize;
     let mut found = BTreeMap::new();
     let mut at = 0;
@@ -471,6 +473,10 @@ fn usdt(path: &str) -> BTreeMap<String, usize> {
         let texts: Vec<_> =
             body[24..].split(|b| *b == 0).map(|t| String::from_utf8_lossy(t).into_owned()).collect();
         assert_eq!(texts[0], "spdk");
+        let address = u64::from_le_bytes(body[..8].try_into().unwrap());
+        let place = address.checked_sub(text.address()).map(|at| at as usize);
+        let instruction = place.and_then(|at| code.get(at));
+        assert_eq!(instruction, Some(&0x90), "{}: no nop at {address:#x}", texts[1]);
         assert_eq!(semaphore, 0, "{}: a semaphore would have to be written", texts[1]);
         found.insert(texts[1].clone(), texts[2].split_whitespace().count());
         at = desc + desc_len.next_multiple_of(4);
@@ -484,6 +490,7 @@ fn the_targets_usdt_probes_have_their_arguments() {
     for (name, arguments) in TARGET_USDT {
         assert_eq!(known.get(*name), Some(arguments), "{name}: {known:?}");
     }
+    assert!(usdt(INITIATOR).is_empty());
 }
 
 #[test]

@@ -1,11 +1,27 @@
 //! `standin-initiator`: the command line of the stand-in's initiator. No logic of its own.
 
+#[macro_use]
+#[path = "../entry.rs"]
+mod entry;
+#[path = "../initiator/mod.rs"]
+mod initiator;
+#[path = "../pdu.rs"]
+mod pdu;
+#[path = "../sock.rs"]
+mod sock;
+#[path = "../trid.rs"]
+mod trid;
+#[path = "../wire.rs"]
+mod wire;
+
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use standin::{InitiatorConfig, Workload, parse_duration, parse_size, parse_size_u32, run_initiator};
+use standin::{Workload, parse_duration, parse_size, parse_size_u32};
+
+use initiator::{InitiatorConfig, run_initiator};
 
 /// A small NVMe/TCP initiator in user space with SPDK's probe points, for demonstration and tests.
 ///

@@ -1,14 +1,28 @@
 //! `standin-target`: the command line of the stand-in's target. No logic of its own.
 
+#[macro_use]
+#[path = "../entry.rs"]
+mod entry;
+#[path = "../pdu.rs"]
+mod pdu;
+#[path = "../sock.rs"]
+mod sock;
+#[path = "../target/mod.rs"]
+mod target;
+#[path = "../trid.rs"]
+mod trid;
+#[path = "../wire.rs"]
+mod wire;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use standin::{
-    Backend, Stage, TargetConfig, parse_duration, parse_size, parse_size_u32, run_target, set_delay,
-};
+use standin::{Stage, parse_duration, parse_size, parse_size_u32};
+
+use target::{Backend, TargetConfig, run_target, set_delay};
 
 /// A small NVMe/TCP target with SPDK's probe points, for demonstration and tests.
 ///

@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::InitiatorConfig;
 use super::tcp::{self, spdk_nvme_ns};
 use super::types::{nvme_qpair_state, nvme_tcp_qpair, spdk_nvme_ctrlr, spdk_nvme_qpair};
-use crate::target::types::spdk_nvme_transport_id;
+use crate::trid::{put_cstr, spdk_nvme_transport_id};
 use crate::wire::{Status, fctype, opc, property, spdk_nvme_cmd, spdk_nvme_cpl};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -46,7 +46,7 @@ impl Connection {
     pub(crate) fn open(config: &InitiatorConfig) -> Result<Self> {
         let address = config.connect;
         let mut trid = spdk_nvme_transport_id::new(&address.ip().to_string(), &address.port().to_string());
-        crate::target::types::put_cstr(&mut trid.subnqn, config.nqn.as_bytes());
+        put_cstr(&mut trid.subnqn, config.nqn.as_bytes());
         let ctrlr = spdk_nvme_ctrlr::new(trid, &config.hostnqn, KEEP_ALIVE_MS);
         let ctrlr = Box::into_raw(Box::new(ctrlr));
         // SAFETY: `ctrlr` is freed when the connection is dropped, after its queues.

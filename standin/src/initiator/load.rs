@@ -13,7 +13,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::admin::{Connection, failure};
 use super::tcp;
 use super::types::nvme_tcp_qpair;
-use super::{InitiatorConfig, Latency, Summary, Workload};
+use standin::{Latency, Summary, Workload};
+
+use super::InitiatorConfig;
 use crate::wire::{Status, spdk_nvme_cpl};
 
 /// What a slot of the region holds.
@@ -233,7 +235,7 @@ pub(crate) fn run(config: &InitiatorConfig, connection: &Connection) -> Result<S
     }
     let seconds = result?;
     Ok(Summary {
-        standin: crate::version().to_owned(),
+        standin: standin::version().to_owned(),
         workload: config.workload,
         block_size: size,
         queue_depth: config.queue_depth,

@@ -157,7 +157,7 @@ pub(crate) unsafe fn submit(
         (*req).payload_size = payload_size;
         (*req).cb_fn = Some(cb_fn);
         (*req).cb_arg = cb_arg;
-        (*req).submit_tick = crate::tsc();
+        (*req).submit_tick = crate::entry::tsc();
         let rc = nvme_qpair_submit_request(qpair, req);
         if rc != 0 {
             (*qpair).free_req.push(req);

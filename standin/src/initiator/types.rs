@@ -10,7 +10,7 @@ use std::ffi::c_void;
 
 use crate::pdu::{nvme_tcp_pdu, nvme_tcp_pdu_recv_state};
 use crate::sock::spdk_sock;
-use crate::target::types::{NQN_LEN, spdk_nvme_transport_id};
+use crate::trid::{NQN_LEN, put_cstr, spdk_nvme_transport_id};
 use crate::wire::{spdk_nvme_cmd, spdk_nvme_cpl};
 
 /// Called with a command's completion.
@@ -145,7 +145,7 @@ impl spdk_nvme_ctrlr {
             ioccsz_bytes: 0,
             max_xfer_size: 0,
         };
-        crate::target::types::put_cstr(&mut this.opts.hostnqn, hostnqn.as_bytes());
+        put_cstr(&mut this.opts.hostnqn, hostnqn.as_bytes());
         this
     }
 }
