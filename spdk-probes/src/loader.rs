@@ -125,12 +125,15 @@ pub(crate) fn dress(
 /// What the manifest says of the recorded program.
 pub(crate) fn software(set: &BinarySet, process: &Process) -> Software {
     let version = set.version();
+    let name = match version.as_ref().map(|version| version.product) {
+        Some(Product::StandIn) => "fabscope stand-in",
+        _ => "SPDK",
+    };
+    let text = version.map(|version| version.text).unwrap_or_default();
     Software {
-        name: match version.as_ref().map(|version| version.product) {
-            Some(Product::StandIn) => "fabscope stand-in".to_owned(),
-            _ => "SPDK".to_owned(),
-        },
-        version: version.map(|version| version.text).unwrap_or_default(),
+        // Programs say their name with their version.
+        version: text.strip_prefix(name).unwrap_or(&text).trim().to_owned(),
+        name: name.to_owned(),
         build_id: set.build_id().map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect()),
         path: Some(process.path.display().to_string()),
         pid: Some(process.pid),
