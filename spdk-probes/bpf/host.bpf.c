@@ -9,25 +9,6 @@
 
 const volatile struct spdk_layout_host layout = {};
 
-struct in_flight {
-	struct fab_command command;
-	__u64 socket;
-	__u64 capsule;     /* flushes of the socket when the capsule was queued */
-	__u64 data;        /* flushes of the socket when the H2CData of the R2T at hand was queued */
-	__u64 r2t_at;      /* when the R2T at hand was seen; 0 when its turnaround is in the sum */
-	__u64 callback;    /* what the application will be called back with, 0 where no hook sees that */
-	__u8 identified;   /* counted as seen */
-	__u8 answering;    /* between the first and the last H2CData of an R2T */
-};
-
-/* By the address of the nvme_request. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__type(key, __u64);
-	__type(value, struct in_flight);
-} in_flight SEC(".maps");
-
 /* Completed by the driver, not yet by the layer above: by what the application is called back with. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -113,21 +94,6 @@ static __always_inline struct connection *connection_of(__u64 qpair, __u64 now)
 	return bpf_map_lookup_elem(&connections, &qpair);
 }
 
-/* Adds the turnaround of the R2T at hand to the sum, and notes when its first H2CData left. */
-static __always_inline void settle(struct in_flight *e)
-{
-	__u64 sent;
-
-	if (!e->r2t_at)
-		return;
-	sent = flush_after(e->socket, e->data);
-	if (!e->command.ts[FAB_H_DATA_SENT])
-		e->command.ts[FAB_H_DATA_SENT] = sent;
-	if (sent > e->r2t_at)
-		e->command.r2t_turnaround += sent - e->r2t_at;
-	e->r2t_at = 0;
-}
-
 /* Whether this qpair is an I/O queue over TCP: the same process may drive local drives as well. */
 static __always_inline int concerns(__u64 qpair)
 {
@@ -205,7 +171,7 @@ int submit_request(struct pt_regs *ctx)
 		callback = bdev_io;
 	}
 	if (layout.ends_at_callback)
-		e->callback = callback;
+		e->holder = callback;
 	return 0;
 }
 
@@ -269,7 +235,7 @@ static __always_inline void capsule(__u64 tqpair, __u64 pdu, __u64 request, __u6
 	identify(&e->command, &sqe);
 	e->command.queue = c->queue;
 	e->socket = c->socket;
-	e->capsule = flushes(c->socket);
+	await_flush(e, request, FAB_H_SENT);
 }
 
 /*
@@ -285,14 +251,13 @@ static __always_inline void h2c_data(__u64 request, __u8 flags, __u64 now)
 	if (!e || !e->identified)
 		return;
 	if (!e->answering) {
-		settle(e);
 		s = bpf_map_lookup_elem(&sockets, &e->socket);
 		if (s && s->received)
 			seen = s->received;
 		if (!e->command.ts[FAB_H_R2T])
 			e->command.ts[FAB_H_R2T] = seen;
 		e->r2t_at = seen;
-		e->data = s ? s->flushes : 0;
+		await_flush(e, request, FAB_H_DATA_SENT);
 		if (e->command.r2ts != 0xff)
 			e->command.r2ts += 1;
 	}
@@ -367,12 +332,14 @@ int req_complete(struct pt_regs *ctx)
 	struct socket_state *s;
 	struct in_flight *e;
 	__u16 status = 0;
+	__u8 opcode = 0;
 
 	if (!ours() || READ(request, tcp_req, layout.tcp_req_req))
 		return 0;
 	e = bpf_map_lookup_elem(&in_flight, &request);
 	if (!e) {
-		if (common.limit == 0xffffffff && concerns(qpair))
+		if (common.limit == 0xffffffff && concerns(qpair) &&
+		    !READ(opcode, request, layout.request_cmd) && opcode != OPC_FABRIC)
 			count(FAB_NO_START);
 		return 0;
 	}
@@ -381,8 +348,6 @@ int req_complete(struct pt_regs *ctx)
 		return 0;
 	}
 	e->command.ts[FAB_H_DONE] = now;
-	e->command.ts[FAB_H_SENT] = flush_after(e->socket, e->capsule);
-	settle(e);
 	s = bpf_map_lookup_elem(&sockets, &e->socket);
 	if (s && s->received > e->command.ts[FAB_H_DRIVER])
 		e->command.ts[FAB_H_RECV] = s->received;
@@ -394,7 +359,7 @@ int req_complete(struct pt_regs *ctx)
 		e->command.flags |= FAB_FLAG_CANCELED;
 		e->command.ts[FAB_H_RECV] = 0;
 	}
-	callback = e->callback;
+	callback = e->holder;
 	if (callback) {
 		/* A retry of the layer above takes the same bdev_io again: the first attempt ends without it. */
 		before = bpf_map_lookup_elem(&ending, &callback);

@@ -6,8 +6,10 @@
  * function runs for every socket on every poll, millions of times a second, nearly always with nothing to
  * send: a uprobe on it would stop the target. The kernel's tcp_sendmsg runs only when there is something to
  * send, and an fentry program on it costs some tens of nanoseconds instead of a trap. So flushes are seen
- * there, kept per socket as a count and the newest times; a command that queues a PDU remembers the count,
- * and the flush that comes next is the one that took the PDU along.
+ * there: a command that queues a PDU is put on its socket's list, and the flush that comes next is the one
+ * that takes the PDU along; it gives its time to all that wait, and empties the list.
+ *
+ * A flush that finds the socket's buffer full counts all the same: that wait is the network's doing.
  */
 #ifndef FABSCOPE_SPDK_BPF_H
 #define FABSCOPE_SPDK_BPF_H
@@ -26,10 +28,21 @@
 
 const volatile struct spdk_common common = {};
 
+/* A command under way. Both sides have the same, so that the socket's programs serve both. */
+struct in_flight {
+	struct fab_command command;
+	__u64 socket;
+	__u64 r2t_at;      /* host: when the R2T at hand was seen; 0 when its turnaround is in the sum */
+	__u64 holder;      /* target: its queue pair; host: what the application will be called back with */
+	__u8 waiting;      /* 1 + the boundary that the next flush is, or 0 */
+	__u8 identified;   /* counted as seen */
+	__u8 answering;    /* host: between the first and the last H2CData of an R2T */
+};
+
 struct socket_state {
-	__u64 flushes;         /* seen so far */
 	__u64 received;        /* when the last read that brought bytes returned */
-	__u64 at[SPDK_FLUSHES];
+	__u64 waiting;         /* commands on the list */
+	__u64 list[SPDK_WAITING];
 };
 
 /* The first 52 bytes of an SQE, as the NVMe base specification lays it out. */
@@ -71,6 +84,14 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
+/* By the address of the request. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__type(key, __u64);
+	__type(value, struct in_flight);
+} in_flight SEC(".maps");
+
 /* By the kernel's struct sock, or by file descriptor. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -87,7 +108,8 @@ struct {
 	__type(value, struct connection);
 } connections SEC(".maps");
 
-const struct socket_state no_flushes = {};
+/* What new entries begin as; too large for the stack. */
+const struct socket_state no_socket = {};
 
 __u64 last_queue = 0;
 
@@ -175,39 +197,58 @@ static __always_inline __u64 socket_key(int fd)
 	return kernel_pointer(at, common.socket_sk);
 }
 
-/* Begins to count the flushes of a connection's socket. */
+/* Begins to watch the flushes and reads of a connection's socket. */
 static __always_inline void watch(__u64 socket)
 {
 	if (socket)
-		bpf_map_update_elem(&sockets, &socket, &no_flushes, BPF_ANY);
+		bpf_map_update_elem(&sockets, &socket, &no_socket, BPF_ANY);
 }
 
-/* How many flushes a socket has seen. */
-static __always_inline __u64 flushes(__u64 socket)
+/* The PDU that was queued for this boundary leaves with the next flush. */
+static __always_inline void await_flush(struct in_flight *e, __u64 request, __u32 boundary)
 {
-	struct socket_state *s = bpf_map_lookup_elem(&sockets, &socket);
-
-	return s ? s->flushes : 0;
-}
-
-/* When the first flush after the first `from` ones was; 0 where there was none, or it is forgotten. */
-static __always_inline __u64 flush_after(__u64 socket, __u64 from)
-{
-	struct socket_state *s = bpf_map_lookup_elem(&sockets, &socket);
-
-	if (!s || s->flushes <= from || s->flushes - from > SPDK_FLUSHES)
-		return 0;
-	return s->at[from & (SPDK_FLUSHES - 1)];
-}
-
-static __always_inline void flushed(__u64 socket)
-{
-	struct socket_state *s = bpf_map_lookup_elem(&sockets, &socket);
+	struct socket_state *s = bpf_map_lookup_elem(&sockets, &e->socket);
+	__u64 n;
 
 	if (!s)
 		return;
-	s->at[s->flushes & (SPDK_FLUSHES - 1)] = bpf_ktime_get_ns();
-	s->flushes += 1;
+	n = s->waiting;
+	if (n >= SPDK_WAITING)
+		return; /* the boundary stays unknown */
+	s->list[n & (SPDK_WAITING - 1)] = request;
+	s->waiting = n + 1;
+	e->waiting = boundary + 1;
+}
+
+/* A flush of a socket of this process. */
+static __always_inline void flushed(__u64 socket)
+{
+	struct socket_state *s = bpf_map_lookup_elem(&sockets, &socket);
+	struct in_flight *e;
+	__u64 now, request, n;
+	__u32 boundary, i;
+
+	if (!s || !s->waiting)
+		return;
+	now = bpf_ktime_get_ns();
+	n = s->waiting;
+	for (i = 0; i < SPDK_WAITING; i++) {
+		if (i >= n)
+			break;
+		request = s->list[i];
+		e = bpf_map_lookup_elem(&in_flight, &request);
+		if (!e || !e->waiting)
+			continue;
+		boundary = e->waiting - 1;
+		e->waiting = 0;
+		if (!e->command.ts[boundary & (FAB_SLOTS - 1)])
+			e->command.ts[boundary & (FAB_SLOTS - 1)] = now;
+		if (e->r2t_at && boundary == FAB_H_DATA_SENT) {
+			e->command.r2t_turnaround += now - e->r2t_at;
+			e->r2t_at = 0;
+		}
+	}
+	s->waiting = 0;
 }
 
 /* First byte to the socket, best hook: the kernel's own, by struct sock. */

@@ -17,8 +17,8 @@
 #define SPDK_ADDRESS 64
 #define SPDK_NAME 64
 
-/* Flush times kept per socket. A response waits for its flush, so only the newest count. */
-#define SPDK_FLUSHES 256
+/* Commands that may wait for one flush of a socket. SPDK flushes at the latest when 64 buffers are queued. */
+#define SPDK_WAITING 128
 
 /* "The structure has no such member in this build." */
 #define SPDK_ABSENT 0xffffffffU
@@ -96,6 +96,7 @@ struct spdk_common {
 struct spdk_layout_target {
 	__u32 tcp_req_state;
 	__u32 request_qpair;
+	__u32 request_cmd;
 	__u32 request_rsp;
 	__u32 qpair_qid;
 	__u32 qpair_ctrlr;
@@ -140,6 +141,7 @@ struct spdk_layout_host {
 	__u32 ctrlr_hostnqn;         /* opts.hostnqn */
 	__u32 tqpair_sock;
 	__s32 sock_fd;               /* optional (SPDK_NO_FD) */
+	__u32 request_cmd;
 	__u32 request_cb_arg;
 	__u32 tcp_req_req;
 	__u32 pdu_sqe;

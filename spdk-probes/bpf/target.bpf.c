@@ -10,21 +10,6 @@
 
 const volatile struct spdk_layout_target layout = {};
 
-struct in_flight {
-	struct fab_command command;
-	__u64 socket;
-	__u64 response;  /* flushes of the socket when the response was handed to the transport */
-	__u64 r2t;       /* flushes of the socket when the R2T was queued */
-	__u64 qpair;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__type(key, __u64);
-	__type(value, struct in_flight);
-} in_flight SEC(".maps");
-
 static __always_inline void copy_name(char *to, __u32 size, __u64 base, __u32 offset)
 {
 	to[0] = 0;
@@ -154,7 +139,8 @@ static __always_inline void received(__u64 req, __u64 now)
 	entry.command.queue = c->queue;
 	entry.command.ts[FAB_T_RECV] = now;
 	entry.socket = c->socket;
-	entry.qpair = qpair;
+	entry.holder = qpair;
+	entry.identified = 1;
 	if (bpf_map_update_elem(&in_flight, &req, &entry, BPF_ANY))
 		count(FAB_LOST_MAP);
 }
@@ -167,8 +153,6 @@ static __always_inline void data_complete(__u64 req, __u64 now)
 	if (!e || !e->command.r2ts || e->command.ts[FAB_T_DATA])
 		return;
 	e->command.ts[FAB_T_DATA] = now;
-	if (!layout.r2t_at_queueing)
-		e->command.ts[FAB_T_R2T] = flush_after(e->socket, e->r2t);
 }
 
 /* t_resp: the completion entry is final and the transport has it. */
@@ -181,7 +165,7 @@ static __always_inline void responding(__u64 req, __u64 now)
 	if (!e || e->command.ts[FAB_T_RESP])
 		return;
 	e->command.ts[FAB_T_RESP] = now;
-	e->response = flushes(e->socket);
+	await_flush(e, req, FAB_T_SENT);
 	/* CQE dword 3, upper half: phase, SC, SCT. */
 	if (!READ(rsp, req, layout.request_rsp) && !READ(status, rsp, 14))
 		e->command.status = status >> 1 & 0x7ff;
@@ -191,14 +175,15 @@ static __always_inline void responding(__u64 req, __u64 now)
 static __always_inline void freed(__u64 req)
 {
 	struct in_flight *e = bpf_map_lookup_elem(&in_flight, &req);
-	__u64 qpair = 0;
+	__u64 qpair = 0, cmd = 0;
 	__u16 qid = 0;
-	__u8 state = 0;
+	__u8 state = 0, opcode = 0;
 
 	if (!e) {
 		/* One of the unsampled, or begun before recording: only without sampling can that be told. */
 		if (common.limit == 0xffffffff && !READ(qpair, req, layout.request_qpair) &&
-		    !READ(qid, qpair, layout.qpair_qid) && qid)
+		    !READ(qid, qpair, layout.qpair_qid) && qid && !READ(cmd, req, layout.request_cmd) &&
+		    !READ(opcode, cmd, 0) && opcode != OPC_FABRIC)
 			count(FAB_NO_START);
 		return;
 	}
@@ -206,13 +191,11 @@ static __always_inline void freed(__u64 req)
 		/* A dying queue pair forces its requests here. A live one answers commands that can not be
 		 * executed (an SGL that is too long, a broken fused pair) without passing EXECUTED. */
 		if (layout.qpair_state == SPDK_ABSENT || layout.qpair_enabled == SPDK_ABSENT ||
-		    READ(state, e->qpair, layout.qpair_state) || state != layout.qpair_enabled) {
+		    READ(state, e->holder, layout.qpair_state) || state != layout.qpair_enabled) {
 			count(FAB_LOST_UNFINISHED);
 			bpf_map_delete_elem(&in_flight, &req);
 			return;
 		}
-	} else {
-		e->command.ts[FAB_T_SENT] = flush_after(e->socket, e->response);
 	}
 	send_command(&e->command);
 	bpf_map_delete_elem(&in_flight, &req);
@@ -260,9 +243,10 @@ int send_r2t(struct pt_regs *ctx)
 	if (!e)
 		return 0;
 	if (!e->command.r2ts) {
-		e->r2t = flushes(e->socket);
 		if (layout.r2t_at_queueing)
 			e->command.ts[FAB_T_R2T] = now;
+		else
+			await_flush(e, req, FAB_T_R2T);
 	}
 	if (e->command.r2ts != 0xff)
 		e->command.r2ts += 1;

@@ -113,6 +113,7 @@ fn layout(set: &BinarySet, survey: &Survey) -> Result<spdk_layout_host, Error> {
         ctrlr_hostnqn: offset(set, "spdk_nvme_ctrlr.opts.hostnqn")?,
         tqpair_sock: offset(set, "nvme_tcp_qpair.sock")?,
         sock_fd: loader::descriptor_offset(set),
+        request_cmd: offset(set, "nvme_request.cmd")?,
         request_cb_arg: offset(set, "nvme_request.cb_arg")?,
         tcp_req_req: offset(set, "nvme_tcp_req.req")?,
         pdu_sqe: loader::sqe_offset(set)?,

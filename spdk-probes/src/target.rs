@@ -105,6 +105,7 @@ fn layout(set: &BinarySet, survey: &Survey) -> Result<spdk_layout_target, Error>
     Ok(spdk_layout_target {
         tcp_req_state: offset(set, "spdk_nvmf_tcp_req.state")?,
         request_qpair: offset(set, "spdk_nvmf_request.qpair")?,
+        request_cmd: offset(set, "spdk_nvmf_request.cmd")?,
         request_rsp: offset(set, "spdk_nvmf_request.rsp")?,
         qpair_qid: offset(set, "spdk_nvmf_qpair.qid")?,
         qpair_ctrlr: offset(set, "spdk_nvmf_qpair.ctrlr")?,

@@ -1,0 +1,101 @@
+//! What the tests of the recorders share: a sink that keeps everything, and what must hold for every command.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::time::{Duration, Instant};
+
+use run_format::{Boundary, Command, Counters, Event, Nanos, Queue, QueueId, Side, Sink, Source};
+
+/// Keeps everything in memory.
+#[derive(Debug, Default)]
+pub struct Kept {
+    pub queues: Vec<Queue>,
+    pub commands: Vec<Command>,
+    pub events: Vec<Event>,
+}
+
+impl Sink for Kept {
+    fn queue(&mut self, queue: Queue) -> QueueId {
+        self.queues.push(queue);
+        QueueId(self.queues.len() as u32 - 1)
+    }
+
+    fn queue_is(&mut self, id: QueueId, queue: Queue) {
+        self.queues[id.0 as usize] = queue;
+    }
+
+    fn queue_went(&mut self, id: QueueId, at: Nanos) {
+        self.queues[id.0 as usize].went = Some(at);
+    }
+
+    fn command(&mut self, command: &Command) {
+        self.commands.push(command.clone());
+    }
+
+    fn event(&mut self, event: Event) {
+        self.events.push(event);
+    }
+}
+
+impl Kept {
+    /// The queue of a command.
+    pub fn queue_of(&self, command: &Command) -> &Queue {
+        &self.queues[command.queue.0 as usize]
+    }
+}
+
+/// Polls until `done` says so or the time is up; returns whether it did.
+pub fn poll_until<S: Source>(
+    source: &mut S,
+    kept: &mut Kept,
+    most: Duration,
+    mut done: impl FnMut(&Kept) -> bool,
+) -> bool {
+    let end = Instant::now() + most;
+    while Instant::now() < end {
+        source.poll(Duration::from_millis(50), kept).unwrap();
+        if done(kept) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Stops, and checks that everything that was seen is accounted for.
+pub fn stop<S: Source>(source: &mut S, kept: &mut Kept) -> Counters {
+    source.stop(kept).unwrap();
+    let counters = source.counters().unwrap();
+    assert_eq!(
+        counters.seen,
+        counters.recorded + counters.unsampled + counters.lost.total() + counters.in_flight,
+        "{counters:?}"
+    );
+    assert_eq!(counters.recorded, kept.commands.len() as u64, "{counters:?}");
+    counters
+}
+
+/// Every boundary that is there comes no earlier than the ones before it on the command's way.
+///
+/// # Panics
+/// When one does not.
+pub fn assert_ordered(side: Side, command: &Command) {
+    let mut last: Option<(Boundary, Nanos)> = None;
+    for boundary in Boundary::of(side) {
+        // On the way of a write, the answer to an R2T comes between h_sent and h_recv; all slots stand in the
+        // order of passing.
+        let Some(time) = command.time(boundary) else { continue };
+        if let Some((before, earlier)) = last {
+            assert!(earlier <= time, "{before} at {earlier:?} is after {boundary} at {time:?}: {command:#?}");
+        }
+        last = Some((boundary, time));
+    }
+}
+
+/// These boundaries are all there.
+///
+/// # Panics
+/// When one is not.
+pub fn assert_has(command: &Command, boundaries: &[Boundary]) {
+    for &boundary in boundaries {
+        assert!(command.time(boundary).is_some(), "no {boundary}: {command:#?}");
+    }
+}
