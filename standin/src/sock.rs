@@ -178,19 +178,13 @@ pub(crate) unsafe extern "C" fn _sock_flush(sock: *mut spdk_sock) -> c_int {
         if count == 0 {
             return 0;
         }
-        let mut msg: libc::msghdr = std::mem::zeroed();
-        msg.msg_iov = iovs.as_mut_ptr();
-        msg.msg_iovlen = count as _;
-        let fd = (*posix_sock(sock)).fd;
-        let sent = libc::sendmsg(fd, &raw const msg, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        let sent = posix_writev(posix_sock(sock), iovs.as_mut_ptr(), count as c_int, 0);
         if sent < 0 {
-            match io::Error::last_os_error().raw_os_error() {
-                Some(libc::EAGAIN) => (*sock).write_blocked = true,
-                Some(libc::EINTR) => {}
-                _ => {
-                    (*sock).broken = true;
-                    return -1;
-                }
+            if sent == -libc::EAGAIN {
+                (*sock).write_blocked = true;
+            } else if sent != -libc::EINTR {
+                (*sock).broken = true;
+                return -1;
             }
             return 0;
         }
@@ -212,7 +206,34 @@ pub(crate) unsafe extern "C" fn _sock_flush(sock: *mut spdk_sock) -> c_int {
                 break;
             }
         }
-        sent as c_int
+        sent
+    }
+}
+
+/// Hands the entries to the kernel. Returns the number of bytes accepted, or the negative error.
+///
+/// # Safety
+/// `sock` is live; `iov` has `iovcnt` entries whose memory is readable.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) unsafe extern "C" fn posix_writev(
+    sock: *mut spdk_posix_sock,
+    iov: *mut libc::iovec,
+    iovcnt: c_int,
+    flags: c_int,
+) -> c_int {
+    probe_entry!();
+    // SAFETY: by contract; an all-zero message header is a valid one.
+    unsafe {
+        let mut msg: libc::msghdr = std::mem::zeroed();
+        msg.msg_iov = iov;
+        msg.msg_iovlen = iovcnt as _;
+        let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        let sent = libc::sendmsg((*sock).fd, &raw const msg, flags);
+        if sent < 0 {
+            return -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+        }
+        c_int::try_from(sent).unwrap_or(c_int::MAX)
     }
 }
 

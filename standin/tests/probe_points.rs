@@ -51,6 +51,7 @@ const TARGET_FUNCTIONS: &[&str] = &[
     "nvmf_tcp_send_r2t_pdu",
     "nvmf_tcp_sock_cb",
     "nvmf_tcp_sock_process",
+    "posix_writev",
     "spdk_bdev_free_io",
     "spdk_bdev_io_complete",
     "spdk_nvmf_request_complete",
@@ -72,6 +73,7 @@ const INITIATOR_FUNCTIONS: &[&str] = &[
     "nvme_tcp_r2t_hdr_handle",
     "nvme_tcp_req_complete",
     "nvme_tcp_send_h2c_data",
+    "posix_writev",
     "spdk_nvme_ns_cmd_compare",
     "spdk_nvme_ns_cmd_dataset_management",
     "spdk_nvme_ns_cmd_flush",
@@ -160,7 +162,7 @@ const TARGET_TYPES: &[(&str, &[&str])] = &[
 ];
 
 const INITIATOR_TYPES: &[(&str, &[&str])] = &[
-    ("spdk_nvme_qpair", &["ctrlr", "id", "state", "queue_depth", "num_outstanding_reqs"]),
+    ("spdk_nvme_qpair", &["ctrlr", "id", "state", "queue_depth", "num_outstanding_reqs", "trtype"]),
     (
         "nvme_tcp_qpair",
         &[
@@ -192,7 +194,7 @@ const INITIATOR_TYPES: &[(&str, &[&str])] = &[
             "rsp",
         ],
     ),
-    ("nvme_request", &["cmd", "qpair", "cb_fn", "cb_arg", "payload_size", "submit_tick"]),
+    ("nvme_request", &["cmd", "qpair", "cb_fn", "cb_arg", "payload_size", "submit_tick", "parent"]),
     ("spdk_nvme_ctrlr", &["cntlid", "trid", "opts"]),
     ("spdk_nvme_ctrlr_opts", &["hostnqn", "num_io_queues", "keep_alive_timeout_ms"]),
     ("spdk_nvme_transport_id", &["traddr", "trsvcid", "subnqn"]),
@@ -244,6 +246,7 @@ const TARGET_ENUMS: &[(&str, &[&str])] = &[
 ];
 
 const INITIATOR_ENUMS: &[(&str, &[&str])] = &[
+    ("spdk_nvme_transport_type", &["SPDK_NVME_TRANSPORT_TCP"]),
     ("nvme_tcp_req_state", &["NVME_TCP_REQ_FREE", "NVME_TCP_REQ_ACTIVE", "NVME_TCP_REQ_ACTIVE_R2T"]),
     ("nvme_qpair_state", &["NVME_QPAIR_CONNECTED", "NVME_QPAIR_ENABLED"]),
 ];

@@ -47,11 +47,21 @@ pub(crate) enum nvme_qpair_state {
     NVME_QPAIR_ENABLED = 8,
 }
 
+/// Transports; the stand-in has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum spdk_nvme_transport_type {
+    SPDK_NVME_TRANSPORT_PCIE = 0x11,
+    SPDK_NVME_TRANSPORT_RDMA = 0x12,
+    SPDK_NVME_TRANSPORT_TCP = 0x13,
+}
+
 #[repr(C)]
 pub(crate) struct spdk_nvme_qpair {
     standin_pad0: u32,
     pub(crate) state: nvme_qpair_state,
     pub(crate) num_outstanding_reqs: u32,
+    pub(crate) trtype: spdk_nvme_transport_type,
     pub(crate) queue_depth: u16,
     /// The queue's number, 0 for the admin queue.
     pub(crate) id: u16,
@@ -123,6 +133,8 @@ pub(crate) struct nvme_request {
     pub(crate) payload: *mut u8,
     pub(crate) qpair: *mut spdk_nvme_qpair,
     pub(crate) submit_tick: u64,
+    /// The request that this is a part of; requests are never split here.
+    pub(crate) parent: *mut nvme_request,
     pub(crate) cmd: spdk_nvme_cmd,
     standin_pad1: [u64; 2],
     pub(crate) cb_fn: Option<spdk_nvme_cmd_cb>,
@@ -157,6 +169,7 @@ impl nvme_tcp_qpair {
                 standin_pad0: 0,
                 state: nvme_qpair_state::NVME_QPAIR_CONNECTING,
                 num_outstanding_reqs: 0,
+                trtype: spdk_nvme_transport_type::SPDK_NVME_TRANSPORT_TCP,
                 queue_depth: 0,
                 id,
                 standin_pad1: 0,
@@ -212,6 +225,7 @@ impl nvme_request {
             payload: std::ptr::null_mut(),
             qpair,
             submit_tick: 0,
+            parent: std::ptr::null_mut(),
             cmd: spdk_nvme_cmd::default(),
             standin_pad1: [0; 2],
             cb_fn: None,
