@@ -57,7 +57,8 @@ mod tests {
             let bytes = [kind.to_ne_bytes().as_slice(), &rest].concat();
             let parsed = Message::parse(&bytes);
             if let Some(Message::Went(message)) = parsed {
-                prop_assert_eq!(message.queue.to_ne_bytes().as_slice(), &bytes[8..16]);
+                let queue = message.queue.to_ne_bytes();
+                prop_assert_eq!(queue.as_slice(), &bytes[8..16]);
             }
             prop_assert!(parsed.is_none() || (16..19).contains(&kind));
         }
