@@ -29,6 +29,9 @@ struct Options {
     /// Commands in flight at once.
     #[arg(long, default_value_t = HostOptions::default().in_flight)]
     in_flight: u32,
+    /// Do not use hooks whose name begins so.
+    #[arg(long)]
+    avoid: Vec<String>,
     /// Do not read the ring while recording, so that it fills.
     #[arg(long)]
     lazy: bool,
@@ -111,7 +114,12 @@ fn main() -> anyhow::Result<()> {
         for choice in survey.boundaries.iter().chain(&survey.others) {
             for (index, way) in choice.rungs.iter().enumerate() {
                 let mark = if choice.chosen == Some(index) { "*" } else { " " };
-                println!("rung\t{}\t{mark}\t{}\t{}", choice.what, way.hook, way.obstacle.as_deref().unwrap_or("-"));
+                println!(
+                    "rung\t{}\t{mark}\t{}\t{}",
+                    choice.what,
+                    way.hook,
+                    way.obstacle.as_deref().unwrap_or("-")
+                );
             }
         }
         for obstacle in &survey.obstacles {
@@ -120,8 +128,12 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     let start = Instant::now();
-    let host_options =
-        HostOptions { one_in: options.one_in, ring_bytes: options.ring_bytes, in_flight: options.in_flight };
+    let host_options = HostOptions {
+        one_in: options.one_in,
+        ring_bytes: options.ring_bytes,
+        in_flight: options.in_flight,
+        avoid: options.avoid.clone(),
+    };
     let mut host = Host::attach(&host_options)?;
     let mut printer = Printer { out: BufWriter::new(std::io::stdout()), queues: 0 };
     for hook in host.hooks() {

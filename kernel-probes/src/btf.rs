@@ -14,16 +14,24 @@ pub(crate) enum Name<'a> {
     Struct(&'a str),
 }
 
+/// Bytes of a name that [`names`] looks at first.
+pub(crate) const BEGINNING: usize = 4;
+
 const MAGIC: u16 = 0xeb9f;
 const KIND_STRUCT: u32 = 4;
 const KIND_TYPEDEF: u32 = 8;
 const KIND_FUNC: u32 = 12;
 
-/// Calls `found` for each named function, typedef and structure, and returns the length of the string section. `base_strings` is that length of
-/// the blob that this one builds on: 0 for vmlinux, vmlinux's for a module.
+/// Calls `found` for each function, typedef and structure whose name begins in one of these ways, and returns
+/// the length of the string section. `base_strings` is that length of the blob that this one builds on: 0 for
+/// vmlinux, vmlinux's for a module.
+///
+/// A kernel has some hundred thousand types, so all but a few are left out before their names are looked at
+/// as a whole.
 pub(crate) fn names<'a>(
     blob: &'a [u8],
     base_strings: u32,
+    beginnings: &[[u8; BEGINNING]],
     mut found: impl FnMut(Name<'a>),
 ) -> Result<u32, &'static str> {
     const CUT: &str = "the type information is cut short";
@@ -49,11 +57,11 @@ pub(crate) fn names<'a>(
         let members = (info & 0xffff) as usize;
         at += 12
             + match kind {
-                1 | 14 | 17 => 4,              // INT, VAR, DECL_TAG
-                3 => 12,                       // ARRAY
+                1 | 14 | 17 => 4,                // INT, VAR, DECL_TAG
+                3 => 12,                         // ARRAY
                 4 | 5 | 15 | 19 => members * 12, // STRUCT, UNION, DATASEC, ENUM64
-                6 | 13 => members * 8,         // ENUM, FUNC_PROTO
-                2 | 7..=12 | 16 | 18 => 0,     // PTR, FWD, TYPEDEF, VOLATILE .. FUNC, FLOAT, TYPE_TAG
+                6 | 13 => members * 8,           // ENUM, FUNC_PROTO
+                2 | 7..=12 | 16 | 18 => 0,       // PTR, FWD, TYPEDEF, VOLATILE .. FUNC, FLOAT, TYPE_TAG
                 _ => return Err("the type information has a kind of entry that is not known"),
             };
         if !matches!(kind, KIND_STRUCT | KIND_TYPEDEF | KIND_FUNC) {
@@ -62,11 +70,11 @@ pub(crate) fn names<'a>(
         // Names below the base's length stand in the base.
         let Some(own) = name.checked_sub(base_strings) else { continue };
         let text = strings.get(own as usize..).ok_or(CUT)?;
-        let end = text.iter().position(|&byte| byte == 0).ok_or(CUT)?;
-        let Ok(text) = std::str::from_utf8(&text[..end]) else { continue };
-        if text.is_empty() {
+        if !text.first_chunk().is_some_and(|begins| beginnings.contains(begins)) {
             continue;
         }
+        let end = text.iter().position(|&byte| byte == 0).ok_or(CUT)?;
+        let Ok(text) = std::str::from_utf8(&text[..end]) else { continue };
         found(match kind {
             KIND_FUNC => Name::Function(text),
             KIND_TYPEDEF => Name::Typedef(text),
@@ -108,7 +116,9 @@ mod tests {
 
     fn collect(blob: &[u8], base: u32) -> Result<(Vec<String>, u32), &'static str> {
         let mut all = Vec::new();
-        let length = names(blob, base, |name| all.push(format!("{name:?}")))?;
+        let length = names(blob, base, &[*b"alph", *b"beta", *b"gamm", *b"own\0"], |name| {
+            all.push(format!("{name:?}"))
+        })?;
         Ok((all, length))
     }
 
@@ -147,7 +157,7 @@ mod tests {
         };
         let mut structs = 0;
         let mut functions = 0;
-        names(&vmlinux, 0, |name| match name {
+        names(&vmlinux, 0, &[*b"task", *b"sche"], |name| match name {
             Name::Struct("task_struct") => structs += 1,
             Name::Function("schedule") => functions += 1,
             _ => {}
@@ -166,14 +176,15 @@ mod tests {
                     bytes[at..at + 4].copy_from_slice(&u32::to_ne_bytes(word));
                 }
             }
-            let _read_or_refused = names(&bytes, 0, |_| {});
+            let _read_or_refused = names(&bytes, 0, &[[0; 4], [1, 2, 3, 4]], |_| {});
         }
 
         #[test]
         fn no_cut_is_read_as_whole(cut in 0usize..60) {
             let whole = blob(&[entry(1, 12, 1, 0), entry(1, 4, 1, 12)].concat(), b"\0name\0");
             let cut = cut.min(whole.len() - 1);
-            prop_assert!(names(&whole[..cut], 0, |_| {}).is_err());
+            let read = names(&whole[..cut], 0, &[*b"name"], |_| {});
+            prop_assert!(read.is_err());
         }
     }
 }

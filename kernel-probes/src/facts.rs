@@ -18,8 +18,7 @@ pub(crate) const STRUCTS: &[(&str, &str)] =
 /// The driver's operations for I/O queues: their address tells its commands from other drivers'.
 pub(crate) const OPERATIONS: &str = "nvme_tcp_mq_ops";
 
-pub(crate) const CAPABILITIES_TEXT: &str =
-    "CAP_BPF and CAP_PERFMON (programs that read the kernel) and CAP_SYS_ADMIN (the modules' type information)";
+pub(crate) const CAPABILITIES_TEXT: &str = "CAP_BPF and CAP_PERFMON (programs that read the kernel) and CAP_SYS_ADMIN (the modules' type information)";
 const CAPABILITIES: &[(u32, &str)] = &[(39, "CAP_BPF"), (38, "CAP_PERFMON"), (21, "CAP_SYS_ADMIN")];
 
 /// What a kernel has, as far as the ladders ask.
@@ -54,7 +53,7 @@ pub(crate) struct Facts {
 impl Facts {
     /// Reads them from the running kernel.
     pub(crate) fn gather() -> Result<Facts, Error> {
-        let wanted = ladder::names();
+        let wanted = Wanted::new();
         let mut facts = Facts {
             release: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
             missing: missing_capabilities(&read("/proc/self/status")?),
@@ -71,14 +70,17 @@ impl Facts {
             let Ok(list) = fs::read_to_string(root.join("available_filter_functions")) else { continue };
             facts.traceable = Some(traceable(&list, &wanted));
             facts.events = fs::read_to_string(root.join("available_events")).ok().map(|text| {
-                text.lines().filter_map(|line| line.split_once(':')).map(|(_, name)| name.to_owned()).collect()
+                text.lines()
+                    .filter_map(|line| line.split_once(':'))
+                    .map(|(_, name)| name.to_owned())
+                    .collect()
             });
             break;
         }
         Ok(facts)
     }
 
-    fn read_types(&mut self, wanted: &BTreeSet<&str>) -> Result<(), Error> {
+    fn read_types(&mut self, wanted: &Wanted) -> Result<(), Error> {
         let mut base = 0;
         for name in std::iter::once(&"vmlinux").chain(MODULES) {
             let path = format!("/sys/kernel/btf/{name}");
@@ -102,18 +104,13 @@ impl Facts {
     }
 
     /// Takes in one blob; returns the length of its strings.
-    pub(crate) fn add_types(
-        &mut self,
-        blob: &[u8],
-        base: u32,
-        wanted: &BTreeSet<&str>,
-    ) -> Result<u32, &'static str> {
-        btf::names(blob, base, |name| match name {
-            Name::Function(name) if wanted.contains(name) => {
+    pub(crate) fn add_types(&mut self, blob: &[u8], base: u32, wanted: &Wanted) -> Result<u32, &'static str> {
+        btf::names(blob, base, &wanted.beginnings, |name| match name {
+            Name::Function(name) if wanted.names.contains(name) => {
                 self.functions.insert(name.to_owned());
             }
             Name::Typedef(name) => {
-                if let Some(name) = name.strip_prefix("btf_trace_").filter(|name| wanted.contains(name)) {
+                if let Some(name) = name.strip_prefix(TRACEPOINT).filter(|name| wanted.names.contains(name)) {
                     self.tracepoints.insert(name.to_owned());
                 }
             }
@@ -125,20 +122,56 @@ impl Facts {
     }
 
     /// Takes in `/proc/kallsyms`: `address type name [module]`.
-    pub(crate) fn read_symbols(&mut self, text: &str, wanted: &BTreeSet<&str>) {
+    pub(crate) fn read_symbols(&mut self, text: &str, wanted: &Wanted) {
         for line in text.lines() {
-            let mut words = line.split_ascii_whitespace();
-            let (Some(address), Some(_), Some(name)) = (words.next(), words.next(), words.next()) else { continue };
+            // Most of some hundred thousand lines go here: the address, a space, the type, a space, the name.
+            let Some(space) = line.find(' ') else { continue };
+            let Some(rest) = line.get(space + 3..) else { continue };
+            if !wanted.may_be(rest) {
+                continue;
+            }
+            let name = rest.split_ascii_whitespace().next().unwrap_or(rest);
             // A compiler's suffix (.isra.0, .constprop.0, .part.0, .cold) hides the plain name.
             let plain = name.split('.').next().unwrap_or(name);
-            if wanted.contains(plain) || plain == OPERATIONS {
-                self.symbols.insert(name.to_owned(), u64::from_str_radix(address, 16).unwrap_or(0));
-            } else if plain == "register_kprobe" {
+            if wanted.names.contains(plain) || plain == OPERATIONS {
+                self.symbols.insert(name.to_owned(), u64::from_str_radix(&line[..space], 16).unwrap_or(0));
+            } else if plain == KPROBES {
                 self.kprobes = true;
             }
         }
     }
 }
+
+/// The names that are looked for in long lists.
+pub(crate) struct Wanted {
+    names: BTreeSet<&'static str>,
+    /// How all of them, and what else is looked for, begin.
+    beginnings: Vec<[u8; btf::BEGINNING]>,
+}
+
+impl Wanted {
+    pub(crate) fn new() -> Wanted {
+        let names = ladder::names();
+        let others = STRUCTS.iter().map(|(name, _)| *name).chain([OPERATIONS, KPROBES, TRACEPOINT]);
+        let beginnings: BTreeSet<[u8; btf::BEGINNING]> = names
+            .iter()
+            .copied()
+            .chain(others)
+            .filter_map(|name| name.as_bytes().first_chunk().copied())
+            .collect();
+        Wanted { names, beginnings: beginnings.into_iter().collect() }
+    }
+
+    /// Whether a text may begin with one of them.
+    fn may_be(&self, text: &str) -> bool {
+        text.as_bytes().first_chunk().is_some_and(|begins| self.beginnings.contains(begins))
+    }
+}
+
+/// A function of every kernel with kprobes.
+const KPROBES: &str = "register_kprobe";
+/// How the type of a tracepoint's programs is called.
+const TRACEPOINT: &str = "btf_trace_";
 
 fn read(path: &str) -> Result<String, Error> {
     fs::read_to_string(path).map_err(|error| Error::File { path: path.to_owned(), why: error.to_string() })
@@ -160,10 +193,11 @@ fn is_confidential(text: &str) -> bool {
 }
 
 /// From `available_filter_functions`: `name [module]`.
-fn traceable(list: &str, wanted: &BTreeSet<&str>) -> BTreeSet<String> {
+fn traceable(list: &str, wanted: &Wanted) -> BTreeSet<String> {
     list.lines()
+        .filter(|line| wanted.may_be(line))
         .filter_map(|line| line.split_ascii_whitespace().next())
-        .filter(|name| wanted.contains(name))
+        .filter(|name| wanted.names.contains(name))
         .map(str::to_owned)
         .collect()
 }
@@ -181,7 +215,7 @@ mod tests {
                     ffffffffc0a09000 d nvme_tcp_mq_ops [nvme_tcp]\n\
                     not a line\n\n\
                     ffffffff81000010 T something_else\n";
-        facts.read_symbols(text, &ladder::names());
+        facts.read_symbols(text, &Wanted::new());
         assert!(facts.kprobes);
         let names: Vec<&str> = facts.symbols.keys().map(String::as_str).collect();
         assert_eq!(names, ["nvme_tcp_mq_ops", "nvme_tcp_queue_rq", "nvme_tcp_setup_h2c_data_pdu.isra.0"]);

@@ -3,6 +3,7 @@
 
 use crate::error::Error;
 use crate::facts::{Facts, OPERATIONS};
+use crate::ladder::{HOST, Rung};
 use crate::message::Message;
 use crate::queues::Queues;
 use crate::survey::{Plan, Survey, prevented};
@@ -16,14 +17,22 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-#[allow(missing_debug_implementations, unreachable_pub, unused_qualifications, clippy::all, clippy::undocumented_unsafe_blocks, clippy::unwrap_used, clippy::expect_used)]
+#[allow(
+    missing_debug_implementations,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    clippy::unwrap_used,
+    clippy::expect_used
+)]
 mod skeleton {
     include!(concat!(env!("OUT_DIR"), "/host.skel.rs"));
 }
 use skeleton::{HostSkel, HostSkelBuilder};
 
 /// How to record the host.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct HostOptions {
     /// Keep one command in this many, chosen by the hash that both sides share.
     pub one_in: u32,
@@ -31,11 +40,14 @@ pub struct HostOptions {
     pub ring_bytes: u32,
     /// Commands that may be in flight at once before some are lost.
     pub in_flight: u32,
+    /// Hooks not to use, by how their names begin (`fentry`, `tp_btf block_bio_queue`), for a kernel on which
+    /// one of them misbehaves. The next rung is taken.
+    pub avoid: Vec<String>,
 }
 
 impl Default for HostOptions {
     fn default() -> Self {
-        HostOptions { one_in: 1, ring_bytes: 8 << 20, in_flight: 1 << 16 }
+        HostOptions { one_in: 1, ring_bytes: 8 << 20, in_flight: 1 << 16, avoid: Vec::new() }
     }
 }
 
@@ -97,7 +109,7 @@ impl Host {
     pub fn attach(options: &HostOptions) -> Result<Host, Error> {
         let facts = Facts::gather()?;
         prevented(&facts)?;
-        let mut refused = BTreeMap::new();
+        let mut refused = avoided(&options.avoid);
         loop {
             let plan = Plan::make(&facts, &refused);
             plan.essential()?;
@@ -311,7 +323,9 @@ impl Source for Host {
 
 impl Programs {
     fn load(plan: &Plan, facts: &Facts, options: &HostOptions) -> Result<Programs, Refused> {
-        let failed = |doing| move |error: libbpf_rs::Error| Refused::All(Error::Load { doing, why: format!("{error:#}") });
+        let failed = |doing| {
+            move |error: libbpf_rs::Error| Refused::All(Error::Load { doing, why: format!("{error:#}") })
+        };
         let _said = Said::listen();
         // The skeleton borrows this for as long as it lives, which is as long as the recording: a few bytes
         // a recording stay.
@@ -336,7 +350,9 @@ impl Programs {
             let said = Said::take();
             match plan.programs.iter().find(|name| said.contains(&format!("prog '{name}': "))) {
                 Some(name) => Refused::Program(name, reason(&said, name)),
-                None => Refused::All(Error::Load { doing: "loading them", why: format!("{error:#}: {said}") }),
+                None => {
+                    Refused::All(Error::Load { doing: "loading them", why: format!("{error:#}: {said}") })
+                }
             }
         })?;
         let mut programs = Programs { links: Vec::new(), skeleton, identity: "" };
@@ -352,6 +368,17 @@ impl Programs {
         }
         Ok(programs)
     }
+}
+
+/// The programs of the hooks that are not wanted, with the reason.
+fn avoided(hooks: &[String]) -> BTreeMap<&'static str, String> {
+    let unwanted = |rung: &&Rung| hooks.iter().any(|hook| rung.hook.starts_with(hook));
+    HOST.iter()
+        .flat_map(|ladder| ladder.rungs)
+        .filter(unwanted)
+        .flat_map(|rung| rung.programs)
+        .map(|program| (program.name, "it is to be avoided".to_owned()))
+        .collect()
 }
 
 fn ring_bytes(options: &HostOptions) -> u32 {
@@ -410,9 +437,7 @@ static SAID: Mutex<String> = Mutex::new(String::new());
 impl Said {
     fn listen() -> Said {
         lock(&SAID).clear();
-        Said {
-            before: libbpf_rs::set_print(Some((PrintLevel::Warn, |_, line| lock(&SAID).push_str(&line)))),
-        }
+        Said { before: libbpf_rs::set_print(Some((PrintLevel::Warn, |_, line| lock(&SAID).push_str(&line)))) }
     }
 
     fn take() -> String {
@@ -439,8 +464,19 @@ mod tests {
     }
 
     #[test]
+    fn an_avoided_hook_takes_its_programs_along() {
+        let avoided = avoided(&["kprobe".to_owned(), "tp_btf block_bio_queue".to_owned()]);
+        assert!(avoided.contains_key("bio_queue_tp") && avoided.contains_key("try_send_kprobe"));
+        assert!(!avoided.contains_key("end_tp") && !avoided.contains_key("queue_rq_fentry"));
+    }
+
+    #[test]
     fn a_build_id_is_read_from_its_note() {
-        let note = [4u32, 3, 3].iter().flat_map(|w| w.to_ne_bytes()).chain(*b"GNU\0\x01\xab\xff\0").collect::<Vec<_>>();
+        let note = [4u32, 3, 3]
+            .iter()
+            .flat_map(|w| w.to_ne_bytes())
+            .chain(*b"GNU\0\x01\xab\xff\0")
+            .collect::<Vec<_>>();
         assert_eq!(build_id(&note).as_deref(), Some("01abff"));
         assert_eq!(build_id(&note[..17]), None);
         assert_eq!(build_id(&[]), None);

@@ -164,7 +164,10 @@ pub(crate) const HOST: &[Ladder] = &[
             ),
             rung(
                 "fentry kernel_sendpage in nvme_tcp_try_send",
-                &[fentry("sendpage_fentry", "kernel_sendpage"), fentry("try_send_fentry", "nvme_tcp_try_send")],
+                &[
+                    fentry("sendpage_fentry", "kernel_sendpage"),
+                    fentry("try_send_fentry", "nvme_tcp_try_send"),
+                ],
             ),
             rung(
                 "kprobe nvme_tcp_try_send_cmd_pdu",
@@ -172,7 +175,10 @@ pub(crate) const HOST: &[Ladder] = &[
             ),
             rung(
                 "kprobe kernel_sendpage in nvme_tcp_try_send",
-                &[kprobe("sendpage_kprobe", "kernel_sendpage"), kprobe("try_send_kprobe", "nvme_tcp_try_send")],
+                &[
+                    kprobe("sendpage_kprobe", "kernel_sendpage"),
+                    kprobe("try_send_kprobe", "nvme_tcp_try_send"),
+                ],
             ),
         ],
     },
@@ -202,7 +208,10 @@ pub(crate) const HOST: &[Ladder] = &[
             ),
             rung(
                 "fentry kernel_sendpage in nvme_tcp_try_send",
-                &[fentry("sendpage_fentry", "kernel_sendpage"), fentry("try_send_fentry", "nvme_tcp_try_send")],
+                &[
+                    fentry("sendpage_fentry", "kernel_sendpage"),
+                    fentry("try_send_fentry", "nvme_tcp_try_send"),
+                ],
             ),
             rung(
                 "kprobe nvme_tcp_try_send_data_pdu",
@@ -210,7 +219,10 @@ pub(crate) const HOST: &[Ladder] = &[
             ),
             rung(
                 "kprobe kernel_sendpage in nvme_tcp_try_send",
-                &[kprobe("sendpage_kprobe", "kernel_sendpage"), kprobe("try_send_kprobe", "nvme_tcp_try_send")],
+                &[
+                    kprobe("sendpage_kprobe", "kernel_sendpage"),
+                    kprobe("try_send_kprobe", "nvme_tcp_try_send"),
+                ],
             ),
         ],
     },

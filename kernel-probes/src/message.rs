@@ -6,7 +6,14 @@ use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// `bpf/host.h`, as bindgen makes it.
-#[allow(missing_docs, missing_debug_implementations, non_camel_case_types, dead_code, unreachable_pub, clippy::all)]
+#[allow(
+    missing_docs,
+    missing_debug_implementations,
+    non_camel_case_types,
+    dead_code,
+    unreachable_pub,
+    clippy::all
+)]
 pub(crate) mod raw {
     include!(concat!(env!("OUT_DIR"), "/host.rs"));
 }
@@ -105,7 +112,9 @@ fn read<T: Plain>(bytes: &[u8]) -> Option<T> {
 }
 
 fn queue(message: &raw::host_queue) -> Queue {
-    let endpoint = |address: &[u8; 16], port| address_text(message.family, address).map(|address| Endpoint { address, port });
+    let endpoint = |address: &[u8; 16], port| {
+        address_text(message.family, address).map(|address| Endpoint { address, port })
+    };
     Queue {
         subsystem_nqn: text(&message.subsystem_nqn),
         host_nqn: text(&message.host_nqn),

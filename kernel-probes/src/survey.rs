@@ -131,8 +131,11 @@ impl Plan {
                 None => plan.survey.others.push(choice),
             }
         }
-        plan.survey.obstacles =
-            [prevented(facts).err(), plan.essential().err()].into_iter().flatten().map(|e| e.to_string()).collect();
+        plan.survey.obstacles = [prevented(facts).err(), plan.essential().err()]
+            .into_iter()
+            .flatten()
+            .map(|e| e.to_string())
+            .collect();
         plan
     }
 
@@ -145,15 +148,18 @@ impl Plan {
                 .iter()
                 .map(|way| format!("{}: {}", way.hook, way.obstacle.as_deref().unwrap_or("")))
                 .collect();
-            return Err(Error::NoHook { release: self.release.clone(), what: choice.what, why: why.join("; ") });
+            return Err(Error::NoHook {
+                release: self.release.clone(),
+                what: choice.what,
+                why: why.join("; "),
+            });
         }
         Ok(())
     }
 }
 
 fn essential(choice: &Choice) -> bool {
-    HOST.iter()
-        .any(|ladder: &Ladder| ladder.what == choice.what && ladder.point == Point::Identity)
+    HOST.iter().any(|ladder: &Ladder| ladder.what == choice.what && ladder.point == Point::Identity)
         || choice.boundary == Some(Boundary::HEnd)
 }
 
@@ -225,7 +231,9 @@ fn absent(facts: &Facts, name: &str, there: &str) -> String {
     }
     let variant = facts.symbols.keys().find(|symbol| symbol.split('.').next() == Some(name));
     match variant {
-        Some(variant) => format!("the compiler made {variant} of it, whose arguments are not those of the source"),
+        Some(variant) => {
+            format!("the compiler made {variant} of it, whose arguments are not those of the source")
+        }
         None => format!("no function {name}: the compiler inlined it, or this kernel has none"),
     }
 }
@@ -327,7 +335,10 @@ mod tests {
         assert!(said.contains("missing: CAP_BPF") && said.contains("sudo fabscope record host"), "{said}");
         assert!(case(&|f| f.confidential = true).contains("lockdown=confidentiality"));
         assert!(case(&|f| f.typed.clear()).contains("CONFIG_DEBUG_INFO_BTF=y"));
-        assert!(case(&|f| drop(f.structs.remove("nvme_tcp_request"))).contains("/sys/kernel/btf/nvme_tcp"));
+        assert!(
+            case(&|f| f.structs.retain(|name| name != "nvme_tcp_request"))
+                .contains("/sys/kernel/btf/nvme_tcp")
+        );
         let said = case(&|f| {
             f.modules.clear();
             f.symbols.clear();

@@ -1,0 +1,450 @@
+//! Records real kernels in the test bed's VM: a kernel host against a kernel target over loopback, each
+//! kind of command, sampling, loss, a reset and a removal. One boot a kernel.
+
+use anyhow::{Context, Result, bail, ensure};
+use run_format::bpf::{sampled, sampling_limit};
+use run_format::{Boundary, Cid, Side};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use testbed::{Kernel, NullBlk, Running, Vm};
+
+const NQN: &str = "nqn.2024-01.org.example:kernel-probes";
+const HOST_NQN: &str = "nqn.2024-01.org.example:host";
+const HOST_ID: &str = "6a7c2f0e-0c5b-4c5e-9d3e-1f2a3b4c5d6e";
+const MINUTE: Duration = Duration::from_secs(60);
+/// Attaching takes long in an emulated machine, longer when the real one is busy.
+const ATTACH: Duration = Duration::from_secs(240);
+const ONE_IN: u32 = 3;
+
+/// A program of `examples/`, built as this test was.
+fn example(name: &str) -> Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let profile = test.ancestors().nth(2).context("a test lies in target/PROFILE/deps")?;
+    let program = profile.join("examples").join(name);
+    if !program.exists() {
+        // `cargo test --test vm` builds no examples.
+        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+        let built = Command::new(cargo)
+            .args(["build", "--package", "kernel-probes", "--example", name])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status()?;
+        ensure!(built.success() && program.exists(), "example {name} is not at {}", program.display());
+    }
+    Ok(program)
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Row {
+    queue: usize,
+    cid: u16,
+    opcode: u8,
+    nsid: u32,
+    slba: u64,
+    nlb0: u16,
+    bytes: u32,
+    status: u16,
+    flags: u16,
+    r2ts: u8,
+    position: Option<u32>,
+    turnaround: Option<u64>,
+    times: Vec<Option<u64>>,
+}
+
+impl Row {
+    fn at(&self, boundary: Boundary) -> Option<u64> {
+        self.times[boundary.slot()]
+    }
+
+    /// What the wire tells of it.
+    fn identity(&self) -> (u16, u8, u32, u64, u16) {
+        (self.cid, self.opcode, self.nsid, self.slba, self.nlb0)
+    }
+}
+
+#[derive(Debug, Clone)]
+struct QueueRow {
+    subsystem_nqn: String,
+    host_nqn: String,
+    cntlid: u16,
+    qid: u16,
+    host_port: u16,
+    target: (String, u16),
+    device: String,
+    existed: bool,
+}
+
+/// What `record_host` printed.
+#[derive(Debug, Default)]
+struct Recording {
+    hooks: BTreeMap<String, (String, u32, bool)>,
+    queues: Vec<QueueRow>,
+    went: BTreeMap<usize, u64>,
+    events: Vec<(u64, String, String)>,
+    commands: Vec<Row>,
+    counters: BTreeMap<String, u64>,
+}
+
+impl Recording {
+    fn parse(text: &str) -> Result<Recording> {
+        let mut all = Recording::default();
+        for line in text.lines() {
+            let f: Vec<&str> = line.split('\t').collect();
+            all.line(&f).with_context(|| line.to_owned())?;
+        }
+        ensure!(!all.counters.is_empty(), "the recorder did not end in order:\n{text}");
+        Ok(all)
+    }
+
+    fn line(&mut self, f: &[&str]) -> Result<()> {
+        match f[0] {
+            "hook" => {
+                self.hooks.insert(f[1].to_owned(), (f[2].to_owned(), f[3].parse()?, f[4] == "true"));
+            }
+            "queue" => {
+                ensure!(f[1].parse::<usize>()? == self.queues.len());
+                self.queues.push(QueueRow {
+                    subsystem_nqn: f[2].to_owned(),
+                    host_nqn: f[3].to_owned(),
+                    cntlid: f[4].parse()?,
+                    qid: f[5].parse()?,
+                    host_port: f[7].parse()?,
+                    target: (f[8].to_owned(), f[9].parse()?),
+                    device: f[10].to_owned(),
+                    existed: f[13] == "true",
+                });
+            }
+            "went" => drop(self.went.insert(f[1].parse()?, f[2].parse()?)),
+            "event" => self.events.push((f[1].parse()?, f[2].to_owned(), f[3].to_owned())),
+            "command" => self.commands.push(Row {
+                queue: f[1].parse()?,
+                cid: f[2].parse()?,
+                opcode: f[3].parse()?,
+                nsid: f[4].parse()?,
+                slba: f[5].parse()?,
+                nlb0: f[6].parse()?,
+                bytes: f[7].parse()?,
+                status: f[8].parse()?,
+                flags: f[10].parse()?,
+                r2ts: f[11].parse()?,
+                position: (f[12] != "-").then(|| f[12].parse()).transpose()?,
+                turnaround: (f[13] != "-").then(|| f[13].parse()).transpose()?,
+                times: f[14..]
+                    .iter()
+                    .map(|t| Ok((*t != "-").then(|| t.parse()).transpose()?))
+                    .collect::<Result<_>>()?,
+            }),
+            "counters" => {
+                for pair in f[1..].chunks(2) {
+                    self.counters.insert(pair[0].to_owned(), pair[1].parse()?);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        self.counters[name]
+    }
+
+    /// seen = recorded + unsampled + lost + in flight, and what was recorded came out.
+    fn adds_up(&self) -> Result<()> {
+        let lost = ["ring_full", "map_full", "unfinished", "unreadable", "probe_missed"];
+        let parts = self.counter("recorded")
+            + self.counter("unsampled")
+            + self.counter("in_flight")
+            + lost.iter().map(|name| self.counter(name)).sum::<u64>();
+        ensure!(self.counter("seen") == parts, "{:?}", self.counters);
+        ensure!(self.counter("recorded") == self.commands.len() as u64, "{:?}", self.counters);
+        Ok(())
+    }
+
+    fn r2t_writes(&self) -> usize {
+        self.commands.iter().filter(|row| row.opcode == 1 && row.bytes > IN_CAPSULE).count()
+    }
+
+    fn identities(&self, keep: impl Fn(&Row) -> bool) -> BTreeMap<(u16, (u16, u8, u32, u64, u16)), usize> {
+        let mut all = BTreeMap::new();
+        for row in self.commands.iter().filter(|row| keep(row)) {
+            *all.entry((self.queues[row.queue].host_port, row.identity())).or_default() += 1;
+        }
+        all
+    }
+}
+
+/// Starts a recorder in the VM; it writes to `/tmp/NAME`, records until `/tmp/NAME.stop` exists.
+fn record<'vm>(vm: &'vm Vm, name: &str, options: &str) -> Result<Running<'vm>> {
+    vm.spawn(&format!("record_host --seconds 600 --until /tmp/{name}.stop {options} > /tmp/{name}"))
+}
+
+fn ready(vm: &Vm, name: &str, recorder: &Running<'_>) -> Result<()> {
+    let deadline = std::time::Instant::now() + ATTACH;
+    while vm.run(&format!("grep -q ^ready /tmp/{name}"), MINUTE)?.status != 0 {
+        ensure!(recorder.is_running(), "recorder {name} ended: {}", recorder.stderr());
+        ensure!(std::time::Instant::now() < deadline, "recorder {name} did not attach in {ATTACH:?}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    Ok(())
+}
+
+fn recorded(vm: &Vm, name: &str, recorder: Running<'_>) -> Result<Recording> {
+    vm.sh(&format!("touch /tmp/{name}.stop"))?;
+    recorder.wait(MINUTE)?.check()?;
+    let folder = tempfile::tempdir()?;
+    let file = vm.pull(&format!("/tmp/{name}"), folder.path())?;
+    Recording::parse(&std::fs::read_to_string(file)?).with_context(|| format!("recording {name}"))
+}
+
+/// `identity` is how the hooks begin that one of the recorders does without.
+fn the_host_is_recorded(kernel: Kernel, identity: &str) -> Result<()> {
+    if !testbed::available(kernel)? {
+        return Ok(());
+    }
+    let vm = Vm::builder(kernel).program(example("record_host")?).program(example("host_io")?).boot()?;
+    before_the_driver_is_there(&vm)?;
+
+    let drive = vm.null_blk(NullBlk { size_mb: 64, completion: Duration::ZERO, memory_backed: true })?;
+    vm.nvmet_tcp(NQN, &drive, 4420)?;
+    let controller = vm.connect_tcp(
+        "127.0.0.1",
+        4420,
+        NQN,
+        &format!("hostnqn={HOST_NQN},hostid={HOST_ID},nr_io_queues=2"),
+    )?;
+    let device = vm.namespace(&controller, 1)?;
+
+    let whole = record(&vm, "whole", "")?;
+    // The others use the lower rungs.
+    let some = record(&vm, "some", &format!("--one-in {ONE_IN} --avoid fentry"))?;
+    let tight = record(
+        &vm,
+        "tight",
+        &format!(
+            "--lazy --ring-bytes 65536 --in-flight 2 --avoid 'tp_btf block_bio_queue' --avoid '{identity}'"
+        ),
+    )?;
+    for (name, recorder) in [("whole", &whole), ("some", &some), ("tight", &tight)] {
+        ready(&vm, name, recorder)?;
+    }
+    let said = vm.run(&format!("host_io {device}"), MINUTE)?.check()?.text();
+    let some = recorded(&vm, "some", some)?;
+    let tight = recorded(&vm, "tight", tight)?;
+
+    let reads = vm.spawn(&format!("host_io {device} --read-for 4"))?;
+    vm.sh(&format!("sleep 1; echo 1 > /sys/class/nvme/{}/reset_controller", controller.name))?;
+    reads.wait(MINUTE)?.check().context("reads go on over a reset")?;
+    vm.disconnect(&controller)?;
+    let whole = recorded(&vm, "whole", whole)?;
+
+    let expected: BTreeMap<u8, u64> = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("expect\t")?.split_once('\t'))
+        .map(|(opcode, count)| Ok((opcode.parse()?, count.parse()?)))
+        .collect::<Result<_>>()?;
+    println!("{} {:?}", vm.release(), whole.hooks);
+    println!("whole {:?}\nsome {:?}\ntight {:?}", whole.counters, some.counters, tight.counters);
+    let reset = whole
+        .events
+        .iter()
+        .find(|(_, what, _)| what == "controller reset")
+        .with_context(|| format!("no reset among the events {:?}", whole.events))?
+        .0;
+
+    hooks_are_the_moments_themselves(&whole)?;
+    each_command_is_there_once(&whole, &expected, reset)?;
+    each_boundary_is_there_in_order(&whole)?;
+    ensure!(whole.r2t_writes() == R2T_WRITES, "{} writes with an R2T", whole.r2t_writes());
+    each_boundary_is_there_in_order(&some)?;
+    lower_rungs_are_taken(&some, &tight)?;
+    queues_are_named(&whole, &controller)?;
+    sampling_keeps_what_the_hash_says(&whole, &some, reset)?;
+    loss_is_counted(&tight, &expected)?;
+    a_reset_makes_new_queues(&whole, reset)?;
+    for recording in [&whole, &some, &tight] {
+        recording.adds_up()?;
+        ensure!(recording.counter("unfinished") == 0 && recording.counter("unreadable") == 0);
+    }
+    ensure!(whole.counter("ring_full") + whole.counter("map_full") + whole.counter("in_flight") == 0);
+    ensure!(whole.events.iter().any(|(_, what, on)| what == "controller removed" && *on == controller.name));
+    let console = vm.console();
+    for bad in ["BUG:", "WARNING:", "Oops"] {
+        ensure!(!console.contains(bad), "the kernel complained:\n{console}");
+    }
+    Ok(())
+}
+
+fn before_the_driver_is_there(vm: &Vm) -> Result<()> {
+    let refused = vm.run("record_host --seconds 1", MINUTE)?;
+    ensure!(refused.status != 0, "recorded without a driver");
+    let said = refused.errors();
+    ensure!(said.contains("nvme-tcp is not loaded: modprobe nvme-tcp, or connect first"), "{said}");
+    let said = vm.sh("record_host --survey")?;
+    ensure!(said.contains("obstacle\tnvme-tcp is not loaded"), "{said}");
+    Ok(())
+}
+
+fn hooks_are_the_moments_themselves(whole: &Recording) -> Result<()> {
+    for boundary in Boundary::of(Side::Host) {
+        let (hook, _, measured) = whole.hooks.get(boundary.name()).context(boundary.name())?;
+        ensure!(*measured && hook != "-", "{boundary}: {hook}");
+    }
+    Ok(())
+}
+
+fn lower_rungs_are_taken(some: &Recording, tight: &Recording) -> Result<()> {
+    let hook = |recording: &Recording, boundary: Boundary| recording.hooks[boundary.name()].clone();
+    for boundary in [Boundary::HDriver, Boundary::HSent, Boundary::HR2t, Boundary::HDataSent, Boundary::HRecv]
+    {
+        let (hook, rung, measured) = hook(some, boundary);
+        ensure!(hook.starts_with("kprobe ") && rung > 0 && measured, "{boundary}: {hook}");
+    }
+    ensure!(hook(tight, Boundary::HQueued) == ("rq->start_time_ns".to_owned(), 1, false));
+    let queued = tight.commands.iter().filter(|row| row.at(Boundary::HQueued) <= row.at(Boundary::HDriver));
+    ensure!(queued.count() == tight.commands.len());
+    Ok(())
+}
+
+fn each_command_is_there_once(whole: &Recording, expected: &BTreeMap<u8, u64>, reset: u64) -> Result<()> {
+    let mut counted: BTreeMap<u8, u64> = BTreeMap::new();
+    // The second load, of reads only, began after the first; it is told apart by the recorders that had
+    // ended by then, so here all kinds but reads must be exact, and reads at least as many.
+    for row in &whole.commands {
+        *counted.entry(row.opcode).or_default() += 1;
+    }
+    for (opcode, count) in expected {
+        let got = counted.get(opcode).copied().unwrap_or(0);
+        ensure!(
+            if *opcode == 2 { got > *count } else { got == *count },
+            "opcode {opcode}: {got}, not {count}"
+        );
+    }
+    ensure!(counted.keys().eq(expected.keys()), "{counted:?} {expected:?}");
+    ensure!(whole.commands.iter().any(|row| row.at(Boundary::HQueued).is_some_and(|at| at > reset)));
+    Ok(())
+}
+
+const CANCELED: u16 = run_format::Command::CANCELED;
+const COMPARE: u8 = 5;
+const DATASET_MANAGEMENT: u8 = 9;
+/// What the target takes with the capsule.
+const IN_CAPSULE: u32 = 16384;
+/// Those of 64 KiB and of 1 MiB in `host_io`.
+const R2T_WRITES: usize = 8 + 3;
+
+fn each_boundary_is_there_in_order(whole: &Recording) -> Result<()> {
+    for row in &whole.commands {
+        let times: Vec<u64> = row.times.iter().copied().flatten().collect();
+        ensure!(times.is_sorted(), "out of order: {row:?}");
+        let has: BTreeSet<Boundary> = Boundary::of(Side::Host).filter(|b| row.at(*b).is_some()).collect();
+        let r2t = row.opcode == 1 && row.bytes > IN_CAPSULE;
+        for boundary in Boundary::of(Side::Host) {
+            let wanted = match boundary {
+                Boundary::HR2t | Boundary::HDataSent => r2t,
+                // Newer kernels stamp no time on commands that are passed through.
+                Boundary::HQueued if matches!(row.opcode, 0 | 2 | COMPARE) => has.contains(&boundary),
+                Boundary::HSent | Boundary::HRecv if row.flags & CANCELED != 0 => has.contains(&boundary),
+                _ => true,
+            };
+            ensure!(has.contains(&boundary) == wanted, "{boundary}: {row:?}");
+        }
+        ensure!(r2t == (row.r2ts > 0) && r2t == row.turnaround.is_some(), "{row:?}");
+        ensure!(row.position.is_some() == row.at(Boundary::HSent).is_some(), "no stream position: {row:?}");
+        ensure!(matches!(row.opcode, 0 | 8) == (row.bytes == 0), "{row:?}");
+        // The target's drive knows neither.
+        if row.flags & CANCELED == 0 && !matches!(row.opcode, COMPARE | DATASET_MANAGEMENT) {
+            ensure!(row.status == 0, "{row:?}");
+        }
+    }
+    let unqueued = whole.commands.iter().filter(|row| row.at(Boundary::HQueued).is_none()).count();
+    ensure!(unqueued <= 3 + 3 + 4 + 4, "{unqueued} commands without h_queued");
+    Ok(())
+}
+
+fn queues_are_named(whole: &Recording, controller: &testbed::Controller) -> Result<()> {
+    for queue in &whole.queues {
+        ensure!(queue.subsystem_nqn == NQN && queue.host_nqn == HOST_NQN, "{queue:?}");
+        ensure!(queue.cntlid == controller.cntlid && (1..=2).contains(&queue.qid), "{queue:?}");
+        ensure!(queue.target == ("127.0.0.1".to_owned(), 4420), "{queue:?}");
+        ensure!(queue.device == controller.name, "{queue:?}");
+    }
+    // Positions on one connection grow by a capsule at least: no other connection's is among them.
+    let mut by_queue: HashMap<usize, Vec<&Row>> = HashMap::new();
+    for row in &whole.commands {
+        by_queue.entry(row.queue).or_default().push(row);
+    }
+    for rows in by_queue.values_mut() {
+        rows.sort_by_key(|row| row.at(Boundary::HSent));
+        for pair in rows.windows(2) {
+            let (Some(first), Some(second)) = (pair[0].position, pair[1].position) else { continue };
+            let step = second.wrapping_sub(first);
+            ensure!((72..1 << 24).contains(&step), "stream position goes by {step}: {pair:?}");
+        }
+    }
+    Ok(())
+}
+
+fn sampling_keeps_what_the_hash_says(whole: &Recording, some: &Recording, reset: u64) -> Result<()> {
+    let limit = sampling_limit(ONE_IN);
+    let kept = |row: &Row| sampled(limit, Cid(row.cid), row.opcode, row.nsid, row.slba, row.nlb0);
+    // The recorder of some ended before the second load began.
+    let last = some.commands.iter().filter_map(|row| row.at(Boundary::HEnd)).max().unwrap_or(0);
+    ensure!(last < reset);
+    let first_load = |row: &Row| row.at(Boundary::HEnd).is_some_and(|at| at <= last);
+    ensure!(
+        some.identities(|_| true) == whole.identities(|row| kept(row) && first_load(row)),
+        "not those that the hash keeps"
+    );
+    ensure!(some.counter("unsampled") > 0 && some.counter("recorded") > 0, "{:?}", some.counters);
+    Ok(())
+}
+
+fn loss_is_counted(tight: &Recording, expected: &BTreeMap<u8, u64>) -> Result<()> {
+    ensure!(tight.counter("seen") == expected.values().sum::<u64>(), "{:?} {expected:?}", tight.counters);
+    ensure!(tight.counter("ring_full") > 0 && tight.counter("map_full") > 0, "{:?}", tight.counters);
+    Ok(())
+}
+
+fn a_reset_makes_new_queues(whole: &Recording, reset: u64) -> Result<()> {
+    let (old, new): (Vec<_>, Vec<_>) = whole.queues.iter().enumerate().partition(|(_, queue)| queue.existed);
+    ensure!(!old.is_empty() && !new.is_empty(), "{:?}", whole.queues);
+    let ports: BTreeSet<u16> = whole.queues.iter().map(|queue| queue.host_port).collect();
+    ensure!(ports.len() == whole.queues.len(), "one connection is two queues: {:?}", whole.queues);
+    for (id, queue) in old {
+        let went = whole.went.get(&id).with_context(|| format!("{queue:?} never went"))?;
+        ensure!(*went == reset, "{queue:?} went at {went}, the reset was at {reset}");
+        let late =
+            whole.commands.iter().filter(|row| row.queue == id && row.at(Boundary::HDriver) > Some(reset));
+        if let Some(row) = late.into_iter().next() {
+            bail!("after the reset, on the old connection: {row:?}");
+        }
+    }
+    ensure!(new.iter().all(|(id, _)| whole.went.contains_key(id)), "removed queues went: {:?}", whole.went);
+    let live = |what: &str| whole.events.iter().any(|(at, w, _)| w == what && *at > reset);
+    ensure!(live("controller live"), "{:?}", whole.events);
+    Ok(())
+}
+
+#[test]
+fn debian_6_1_host_is_recorded() -> Result<()> {
+    the_host_is_recorded(Kernel::Debian6_1, "tp_btf nvme_setup_cmd")
+}
+
+#[test]
+fn debian_6_12_host_is_recorded() -> Result<()> {
+    the_host_is_recorded(Kernel::Debian6_12, "raw_tp nvme_setup_cmd' --avoid 'tp_btf nvme_setup_cmd")
+}
+
+#[test]
+fn newest_host_is_recorded() -> Result<()> {
+    the_host_is_recorded(Kernel::Newest, "tp_btf nvme_setup_cmd")
+}
+
+#[test]
+fn the_examples_are_built() -> Result<()> {
+    for name in ["record_host", "host_io"] {
+        ensure!(Path::new(&example(name)?).is_file());
+    }
+    Ok(())
+}
