@@ -273,7 +273,8 @@ int write_pdu(struct pt_regs *ctx)
 	__u64 request = 0;
 	__u8 head[2] = {};
 
-	if (!ours() || READ(head, pdu, 0) || (head[0] != PDU_CAPSULE_CMD && head[0] != PDU_H2C_DATA) ||
+	/* A PDU's header begins 8 bytes before the SQE that a command capsule carries. */
+	if (!ours() || READ(head, pdu, layout.pdu_sqe - 8) || (head[0] != PDU_CAPSULE_CMD && head[0] != PDU_H2C_DATA) ||
 	    READ(request, tcp_req, layout.tcp_req_req))
 		return 0;
 	if (head[0] == PDU_CAPSULE_CMD)
@@ -403,11 +404,20 @@ int io_complete(struct pt_regs *ctx)
 	return 0;
 }
 
-/* Event: nvme_tcp_ctrlr_disconnect_qpair(ctrlr, qpair). */
+/* Event: nvme_tcp_ctrlr_disconnect_qpair; argument 0 is the queue pair. */
 SEC("uprobe")
 int qpair_disconnect(struct pt_regs *ctx)
 {
 	if (ours())
-		gone(PT_REGS_PARM2(ctx));
+		gone(argument(ctx, 0));
+	return 0;
+}
+
+/* Event: USDT bdev_nvme_ctrlr_reset; argument 0 is the controller's name. */
+SEC("uprobe")
+int bdev_reset(struct pt_regs *ctx)
+{
+	if (ours())
+		event(SPDK_EVENT_RESET, 0, 0, 0, argument(ctx, 0));
 	return 0;
 }
