@@ -629,7 +629,9 @@ pub(crate) fn search(host: &Lanes, target: &Lanes, certain: bool) -> Search {
             candidate.low <= high + SLACK && candidate.high >= low - SLACK
         });
         let hopeless = best.is_some() && votes(candidate) < votes(&candidates[0]) / 4.0;
-        if known || hopeless || followed == CANDIDATES {
+        // A line that leaves almost nothing unexplained can only have rivals, and they are looked for below.
+        let whole = best.as_ref().is_some_and(|b| b.support.explained * 10 >= b.support.of * 9);
+        if known || hopeless || whole || followed == CANDIDATES {
             continue;
         }
         followed += 1;

@@ -183,7 +183,14 @@ fn write_class(out: &mut String, class: &Class) -> std::fmt::Result {
     let group = class.group.as_ref().map_or(String::new(), |g| format!("{g}: "));
     let size = if class.bytes > 0 { format!(" {}", bytes(class.bytes)) } else { String::new() };
     let error = if class.error { ", ended with an error" } else { "" };
-    writeln!(out, "{group}{}{size}{error}: {} commands", class.operation, count(class.commands))?;
+    let mostly = class.largest_stage.map_or(String::new(), |s| format!(", most in {s}"));
+    writeln!(
+        out,
+        "{group}{}{size}{error}: {} commands, mean {}{mostly}",
+        class.operation,
+        count(class.commands),
+        time(class.latency.mean_ns)
+    )?;
     writeln!(
         out,
         "  {:<28}{:>9}{:>8}{:>10}{:>10}{:>10}{:>10}",
@@ -194,7 +201,7 @@ fn write_class(out: &mut String, class: &Class) -> std::fmt::Result {
             write_line(out, stage.title(), figures, Some('#'))?;
             // One part says what the stage says.
             if class.parts.iter().filter(|p| p.stage == stage).count() > 1 {
-                for part in class.parts.iter().filter(|p| p.stage == stage) {
+                for part in class.parts.iter().filter(|p| p.stage == stage && passed(&p.figures)) {
                     let (what, _) = part.part.meaning().split_once(':').unwrap_or((part.part.meaning(), ""));
                     let sure = part.uncertainty_ns.filter(|u| *u > 0.5);
                     let sure = sure.map_or(String::new(), |u| format!(" (+-{})", time(u)));
@@ -225,6 +232,12 @@ fn write_class(out: &mut String, class: &Class) -> std::fmt::Result {
         )?;
     }
     Ok(())
+}
+
+/// Whether any command of a class passed a part: reads have no R2Ts.
+fn passed(figures: &Figures) -> bool {
+    let Distribution { mean_ns, p999_ns, .. } = figures.times;
+    mean_ns != 0.0 || p999_ns.is_some_and(|p| p != 0)
 }
 
 fn write_line(out: &mut String, name: &str, figures: &Figures, bar: Option<char>) -> std::fmt::Result {

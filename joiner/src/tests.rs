@@ -7,7 +7,8 @@ use crate::report::{ReportOptions, report};
 use crate::synthetic::{Cids, Load, Pattern, Random, Runs, View};
 use crate::{Error, GroupBy};
 use proptest::prelude::*;
-use run_format::{Boundary, Nanos, Stage};
+use run_format::{Boundary, FioJob, Nanos, Stage, Workload};
+use serde_json::Value;
 
 fn joined(runs: &Runs) -> Joined {
     join_recordings(Recording::of(&runs.host), Recording::of(&runs.target), &JoinOptions::default()).unwrap()
@@ -297,6 +298,140 @@ fn written_and_read_it_is_the_same() {
     let report = report(&read, &by_device).unwrap();
     assert!(report.classes.iter().all(|c| c.group.as_deref() == Some("nvme0 nsid 1")));
     assert_eq!(report.classes.iter().map(|c| c.commands).sum::<u64>(), 3_000);
+}
+
+/// Whether a value is what a schema says, as far as the report's schema goes: `$ref`, `anyOf`, `type`,
+/// `const`, `enum`, `required`, `properties`, `additionalProperties`, `items`, `minimum`.
+fn fits(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
+    let no = |why: &str| Err(format!("{value} {why} of {schema}"));
+    if let Some(name) = schema["$ref"].as_str() {
+        let part = root.pointer(name.strip_prefix('#').unwrap()).ok_or(format!("no {name}"))?;
+        fits(value, part, root)?;
+    }
+    if let Some(any) = schema["anyOf"].as_array()
+        && !any.iter().any(|s| fits(value, s, root).is_ok())
+    {
+        return no("is none");
+    }
+    let is = |name: &Value| match name.as_str().unwrap() {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "null" => value.is_null(),
+        "number" => value.is_number(),
+        "integer" => value.is_i64() || value.is_u64(),
+        other => panic!("type {other}"),
+    };
+    match &schema["type"] {
+        Value::Null => {}
+        Value::Array(names) if !names.iter().any(is) => return no("is not of the types"),
+        name @ Value::String(_) if !is(name) => return no("is not of the type"),
+        _ => {}
+    }
+    if schema.get("const").is_some_and(|c| c != value) {
+        return no("is not the constant");
+    }
+    if schema["enum"].as_array().is_some_and(|e| !e.contains(value)) {
+        return no("is not among those");
+    }
+    if schema["minimum"].as_f64().zip(value.as_f64()).is_some_and(|(least, v)| v < least) {
+        return no("is below the minimum");
+    }
+    for name in schema["required"].as_array().into_iter().flatten() {
+        if value.get(name.as_str().unwrap()).is_none() {
+            return no(&format!("lacks {name}"));
+        }
+    }
+    for (name, v) in value.as_object().into_iter().flatten() {
+        match (schema["properties"].get(name), &schema["additionalProperties"]) {
+            (Some(s), _) => fits(v, s, root)?,
+            (None, Value::Bool(false)) => return no(&format!("has {name}, which is no property")),
+            (None, s @ Value::Object(_)) => fits(v, s, root)?,
+            _ => {}
+        }
+    }
+    for v in value.as_array().into_iter().flatten() {
+        if let s @ Value::Object(_) = &schema["items"] {
+            fits(v, s, root)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn reports_are_what_the_schema_says_and_the_schema_says_no_to_others() {
+    let mut runs = Load { commands: 2_000, ..Load::default() }.record();
+    runs.host.commands[7].1.status = 0x285;
+    runs.host.manifest.workload = Some(Workload {
+        argv: vec!["fio".into()],
+        fio: vec![FioJob {
+            direction: "read".into(),
+            ios: 1_390,
+            lat_mean_ns: 70_000.0,
+            ..FioJob::default()
+        }],
+        ..Workload::default()
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let (host, target) = runs.write(folder.path()).unwrap();
+    let schema: Value = serde_json::from_str(crate::SCHEMA).unwrap();
+    let options = ReportOptions { group_by: GroupBy::Queue, detail: true };
+    let joined = crate::join(&host, &target, &JoinOptions::default()).unwrap();
+    let reports = [
+        report(&joined, &options).unwrap(),
+        crate::host_report(&host, &options).unwrap(),
+        crate::target_report(&target, &ReportOptions::default()).unwrap(),
+    ];
+    for report in &reports {
+        let mut value = serde_json::to_value(report).unwrap();
+        fits(&value, &schema, &schema).unwrap();
+        let class = value.pointer_mut("/classes/0").unwrap();
+        class["stages"].as_object_mut().unwrap().remove("network");
+        assert!(fits(&value, &schema, &schema).is_err());
+        assert_eq!(report.classes.iter().map(|c| c.commands).sum::<u64>(), 2_000);
+    }
+    assert_eq!(reports[0].classes.iter().filter(|c| c.error).map(|c| c.commands).sum::<u64>(), 1);
+    let fio = &reports[0].fio[0];
+    assert!(fio.difference_ns > 0.0 && fio.commands > 1_000, "{fio:?}");
+    // One side alone says what it does not know, and its two stages are those of the join.
+    for class in &reports[1].classes {
+        assert!(class.stages.of(Stage::Network).is_none() && class.stages.of(Stage::Storage).is_none());
+        let own: f64 = class.stages.0.iter().flatten().map(|f| f.times.mean_ns).sum();
+        let all = own + class.beyond_host.unwrap().times.mean_ns;
+        assert!((all - class.latency.mean_ns).abs() < 1.0);
+    }
+    assert!(reports[1].to_table().contains("beyond the host"));
+    assert!(reports[2].classes.iter().all(|c| c.stages.of(Stage::HostBlock).is_none()));
+    let table = reports[0].to_table();
+    assert!(table.contains("host block layer") && table.contains("ended with an error"), "{table}");
+    assert!(table.contains("every boundary was measured"), "{table}");
+}
+
+#[test]
+fn a_boundary_that_was_not_measured_is_told_with_what_it_means() {
+    let mut runs = Load { commands: 300, writes: 1.0, ..Load::default() }.record();
+    for (_, c) in &mut runs.target.commands {
+        c.times[Boundary::TR2t.slot()] = None;
+        c.times[Boundary::TSent.slot()] = None;
+    }
+    for hook in &mut runs.target.manifest.hooks {
+        if hook.boundary == Boundary::TSent {
+            hook.hook = None;
+        }
+    }
+    let (joined, _) = checked(&runs);
+    assert_eq!(joined.pairs().len(), 300);
+    let told = |b| joined.boundaries().iter().find(|f| f.boundary == b).unwrap().clone();
+    assert_eq!((told(Boundary::TSent).measured, told(Boundary::TSent).fell_back), (false, 300));
+    let r2ts = runs.host.commands.iter().filter(|c| c.1.r2ts > 0).count() as u64;
+    assert_eq!((told(Boundary::TR2t).measured, told(Boundary::TR2t).fell_back), (false, r2ts));
+    assert!(told(Boundary::TData).measured);
+    let table = report(&joined, &ReportOptions::default()).unwrap().to_table();
+    assert!(
+        table.contains("t_sent not measured; 300 commands lack it: t_resp or t_done stands for it"),
+        "{table}"
+    );
 }
 
 /// Loads small enough for many cases, of every kind.
