@@ -320,6 +320,21 @@ mod tests {
     }
 
     #[test]
+    fn a_registry_that_does_not_answer_is_named_with_the_way_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let etc = folder.path().join("etc");
+        fs::create_dir_all(&etc).unwrap();
+        let error = Suite::update("trixie", &folder.path().join("none"), &etc).unwrap_err();
+        assert!(error.to_string().contains("no source list"), "{error:#}");
+
+        fs::write(etc.join("sources.list"), "deb [trusted=yes] file:/nonexistent bookworm main\n").unwrap();
+        let suite = Suite::update("trixie", &folder.path().join("state"), &etc).unwrap();
+        let error = suite.depends("linux-image-amd64").unwrap_err().to_string();
+        assert!(error.contains("trixie") && error.contains("/nonexistent"), "{error}");
+        assert!(error.contains(crate::CACHE_VARIABLE), "{error}");
+    }
+
+    #[test]
     fn depends_names_packages_without_versions_and_alternatives() {
         let record = "Package: linux-image-x\nDepends: dracut | initramfs-tools (>= 0.120), \
             linux-binary-x (= 7.2), linux-modules-x (= 7.2)\n";
