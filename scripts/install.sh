@@ -31,7 +31,7 @@ install_missing() {
 # What a build needs: a C compiler and make (libbpf), clang (BPF programs, bindgen), libelf and zlib.
 BUILD_PACKAGES=(gcc libc6-dev make pkg-config clang libclang-dev libelf-dev zlib1g-dev)
 # What the tests need besides: fixtures, the VM test bed, fio.
-TEST_PACKAGES=(binutils qemu-system-x86 busybox-static cpio zstd xz-utils kmod fio shellcheck python3-minimal)
+TEST_PACKAGES=(binutils gcc clang qemu-system-x86 busybox-static zstd xz-utils fio iproute2 shellcheck python3-minimal util-linux)
 
 # need_cargo: finds rustup's cargo, or says how to get it.
 need_cargo() {

@@ -14,6 +14,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+/// What a read of the stand-in's storage takes to begin with, as on a flash drive. Not nothing: a command that
+/// waits lets both programs sleep, and being woken shows up in the other stages; so they sleep in both
+/// recordings.
+const DRIVE: Duration = Duration::from_micros(100);
 /// How much of the delay may show up in a wrong stage, or be missing in storage.
 const TOLERANCE: f64 = 0.03;
 
@@ -28,12 +32,12 @@ pub fn run(options: &Demo) -> Result<ExitCode> {
     println!("This demo records a stand-in target and a stand-in initiator over NVMe/TCP on this machine.");
     println!("They have SPDK's probe points and are not SPDK; fabscope records them just as it records SPDK.\n");
 
-    let target = Target::spawn(Vec::<String>::new())?;
+    let target = Target::spawn(["--delay".to_owned(), format!("storage={}us", DRIVE.as_micros())])?;
     let before = phase(&target, &home.join("before"), options, &signals)?;
     report::print(&before, Format::Table)?;
 
     println!("\nNow the stand-in's storage is made slower by {}, and both are recorded again.\n", show(options.delay));
-    target.set_delay(standin::Stage::Storage, options.delay)?;
+    target.set_delay(standin::Stage::Storage, DRIVE + options.delay)?;
     let after = phase(&target, &home.join("after"), options, &signals)?;
     target.stop()?;
 

@@ -1,6 +1,6 @@
 //! Commands and queues as columns on their way into Parquet and back. It knows no files.
 
-use crate::{Boundary, Command, Endpoint, Nanos, Queue, QueueId, Side, Transport, columns};
+use crate::{Boundary, Command, Endpoint, Nanos, Queue, QueueId, Side, Transport};
 use polars::prelude::{
     BooleanChunked, Column, DataFrame, Int64Chunked, IntoColumn, NamedFrom, NewChunkedArray, PolarsResult,
     Series, StringChunked, UInt16Chunked,
@@ -87,7 +87,7 @@ impl Batch {
         self.times.iter_mut().for_each(Vec::clear);
     }
 
-    /// The batch as a frame with the columns of [`columns::commands`].
+    /// The batch as a frame with the columns of [`crate::columns::commands`].
     pub(crate) fn to_frame(&self) -> PolarsResult<DataFrame> {
         fn of<'a, T: ?Sized>(name: &str, values: &'a T) -> Column
         where
@@ -117,7 +117,7 @@ impl Batch {
     }
 }
 
-/// The queues of a run as a frame with the columns of [`columns::QUEUES`], numbered in their order.
+/// The queues of a run as a frame with the columns of [`crate::columns::QUEUES`], numbered in their order.
 pub(crate) fn queues_to_frame(queues: &[Queue]) -> PolarsResult<DataFrame> {
     fn text<'a>(name: &str, values: impl Iterator<Item = Option<&'a str>>) -> Column {
         StringChunked::from_iter_options(name.into(), values).into_column()
