@@ -74,7 +74,7 @@ struct Args {
     #[arg(long)]
     verify: bool,
     /// How long to poll after the last completion before sleeping
-    #[arg(long, default_value = "30us", value_parser = parse_duration)]
+    #[arg(long, default_value = "1ms", value_parser = parse_duration)]
     spin: Duration,
     /// Connect, say so in one line, and begin when a line comes on standard input
     #[arg(long)]

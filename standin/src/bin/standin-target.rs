@@ -53,7 +53,7 @@ struct Args {
     #[arg(long, default_value_t = 1)]
     reactors: usize,
     /// How long a reactor polls after its last work before it sleeps
-    #[arg(long, default_value = "30us", value_parser = parse_duration)]
+    #[arg(long, default_value = "1ms", value_parser = parse_duration)]
     spin: Duration,
     /// Queue entries
     #[arg(long, default_value_t = 128)]

@@ -322,6 +322,9 @@ unsafe fn drive(connection: &Connection, load: *mut Load, tasks: &[*mut perf_tas
             } else if last.elapsed() >= spin {
                 sleep(connection);
                 last = Instant::now();
+            } else {
+                // Polling in vain: others may need the core more.
+                std::thread::yield_now();
             }
             if turns.is_multiple_of(1024) || !any {
                 connection.keep_alive()?;

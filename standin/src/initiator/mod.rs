@@ -72,7 +72,7 @@ impl Default for InitiatorConfig {
             seed: 1,
             region: 64 << 20,
             verify: false,
-            spin_ns: 30_000,
+            spin_ns: 1_000_000,
             hold: false,
         }
     }
