@@ -16,11 +16,11 @@ fn main() {
     if Path::new(&multiarch).is_dir() {
         arguments.extend(["-idirafter".to_owned(), multiarch]);
     }
-    for side in ["target", "host"] {
+    for programs in ["target", "host", "flood"] {
         libbpf_cargo::SkeletonBuilder::new()
-            .source(format!("bpf/{side}.bpf.c"))
+            .source(format!("bpf/{programs}.bpf.c"))
             .clang_args(&arguments)
-            .build_and_generate(out.join(format!("{side}.skel.rs")))
+            .build_and_generate(out.join(format!("{programs}.skel.rs")))
             .expect("the BPF programs compile: is clang installed?");
     }
 
@@ -30,6 +30,7 @@ fn main() {
         .allowlist_type("spdk_.*_message")
         .allowlist_type("spdk_message")
         .allowlist_type("spdk_event")
+        .allowlist_type("spdk_argument")
         .allowlist_var("SPDK_.*")
         .prepend_enum_name(false)
         .layout_tests(false)

@@ -296,6 +296,27 @@ int flush_syscall(struct sys_enter *ctx)
 	return 0;
 }
 
+/*
+ * An event's argument. Where it is depends on the site: an argument register at a function, anything that the
+ * compiler chose at a USDT probe. The loader packs that into the site's cookie, 32 bits for each of two
+ * arguments: bits 0-1 how (enum spdk_argument), bits 2-6 the register as an index into struct pt_regs, the
+ * rest a signed displacement.
+ */
+static __always_inline __u64 argument(struct pt_regs *ctx, __u32 which)
+{
+	__u32 spec = bpf_get_attach_cookie(ctx) >> (which ? 32 : 0);
+	__s64 displacement = (__s32)spec >> 7;
+	__u64 value = 0, at;
+
+	if ((spec & 3) == SPDK_ARGUMENT_CONSTANT)
+		return displacement;
+	bpf_probe_read_kernel(&value, sizeof(value), (void *)ctx + (spec >> 2 & 31) * sizeof(long));
+	at = value + displacement;
+	if ((spec & 3) == SPDK_ARGUMENT_MEMORY && READ(value, at, 0))
+		return 0;
+	return (spec & 3) == SPDK_ARGUMENT_MEMORY ? value : at;
+}
+
 static __always_inline void event(__u32 what, __u64 queue, __u32 before, __u32 after, __u64 on)
 {
 	struct spdk_event_message *m = bpf_ringbuf_reserve(&ring, sizeof(*m), 0);

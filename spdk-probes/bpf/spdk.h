@@ -79,6 +79,13 @@ struct spdk_event_message {
 	char on[SPDK_NQN];   /* the subsystem or controller it is about, where it has a name */
 };
 
+/* How an event's argument is found. */
+enum spdk_argument {
+	SPDK_ARGUMENT_REGISTER = 0, /* register + displacement */
+	SPDK_ARGUMENT_MEMORY,       /* what is there */
+	SPDK_ARGUMENT_CONSTANT,     /* the displacement itself */
+};
+
 /* What holds for both sides. */
 struct spdk_common {
 	__u32 tgid;          /* the recorded process */

@@ -322,12 +322,12 @@ int bdev_complete(struct pt_regs *ctx)
 	return 0;
 }
 
-/* Event: spdk_nvmf_qpair_disconnect(qpair). */
+/* Event: USDT nvmf_qpair_disconnect, else spdk_nvmf_qpair_disconnect; argument 0 is the queue pair. */
 SEC("uprobe")
 int qpair_disconnect(struct pt_regs *ctx)
 {
 	if (ours())
-		gone(PT_REGS_PARM1(ctx));
+		gone(argument(ctx, 0));
 	return 0;
 }
 
@@ -335,22 +335,21 @@ int qpair_disconnect(struct pt_regs *ctx)
 SEC("uprobe")
 int set_cc(struct pt_regs *ctx)
 {
-	__u64 ctrlr = PT_REGS_PARM1(ctx), subsystem = 0;
+	__u64 ctrlr = argument(ctx, 0), subsystem = 0;
 	__u32 before = 0;
 
 	if (!ours() || layout.ctrlr_cc == SPDK_ABSENT || READ(before, ctrlr, layout.ctrlr_cc))
 		return 0;
 	READ(subsystem, ctrlr, layout.ctrlr_subsys);
-	event(SPDK_EVENT_CC, 0, before, PT_REGS_PARM2(ctx),
-	      subsystem ? subsystem + layout.subsystem_subnqn : 0);
+	event(SPDK_EVENT_CC, 0, before, argument(ctx, 1), subsystem ? subsystem + layout.subsystem_subnqn : 0);
 	return 0;
 }
 
-/* Event: nvmf_ctrlr_destruct(ctrlr). */
+/* Event: USDT or function nvmf_ctrlr_destruct; argument 0 is the controller. */
 SEC("uprobe")
 int ctrlr_destruct(struct pt_regs *ctx)
 {
-	__u64 ctrlr = PT_REGS_PARM1(ctx), subsystem = 0;
+	__u64 ctrlr = argument(ctx, 0), subsystem = 0;
 	__u16 cntlid = 0;
 
 	if (!ours())
@@ -361,12 +360,14 @@ int ctrlr_destruct(struct pt_regs *ctx)
 	return 0;
 }
 
-/* Event: nvmf_subsystem_state_change(subsystem, nsid, state, ...): a pause explains commands that wait. */
+/*
+ * Event: USDT nvmf_subsystem_change_state, else nvmf_subsystem_state_change; argument 0 is the subsystem's NQN,
+ * argument 1 the state asked for. A pause explains commands that wait.
+ */
 SEC("uprobe")
 int subsystem_change(struct pt_regs *ctx)
 {
 	if (ours())
-		event(SPDK_EVENT_SUBSYSTEM, 0, 0, PT_REGS_PARM3(ctx),
-		      PT_REGS_PARM1(ctx) + layout.subsystem_subnqn);
+		event(SPDK_EVENT_SUBSYSTEM, 0, 0, argument(ctx, 1), argument(ctx, 0));
 	return 0;
 }

@@ -304,6 +304,15 @@ pub enum Error {
         reasons: String,
     },
 
+    /// A probe there would be dear.
+    #[error("`{symbol}` begins with `{instruction}`, which would be single-stepped")]
+    SingleStepped {
+        /// The symbol.
+        symbol: String,
+        /// The instruction.
+        instruction: String,
+    },
+
     /// The rights to do this are missing.
     #[error("not allowed to {what}: run it as root (`sudo {command}`)")]
     Privilege {

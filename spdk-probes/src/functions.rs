@@ -404,7 +404,7 @@ fn all_probes() -> impl Iterator<Item = &'static Probe> {
 
 /// Every function in the table, each once or more; the target's state machine first.
 pub(crate) fn all_functions() -> impl Iterator<Item = &'static str> {
-    all_probes().map(|probe| probe.function)
+    all_probes().map(|probe| probe.function).chain(crate::plan::functions())
 }
 
 /// The functions whose calls are probed.

@@ -12,6 +12,8 @@ pub mod functions;
 mod host;
 mod layout;
 mod loader;
+#[doc(hidden)]
+pub mod measure;
 mod messages;
 mod place;
 mod plan;

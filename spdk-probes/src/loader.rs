@@ -13,10 +13,10 @@ use libbpf_rs::{
 use run_format::bpf::raw;
 use run_format::{Counters, Lost, Side, Sink, Software};
 
-use crate::plan::{Kernel, KernelProbe, SockPath, Survey};
+use crate::plan::{Kernel, KernelProbe, Placed, SockPath, Survey};
 use crate::process::{self, Process};
 use crate::queues::{Dead, Queues, SubsystemStates};
-use crate::resolve::{BinarySet, Product, Site};
+use crate::resolve::{BinarySet, Product};
 use crate::ring::{Ring, has_ended};
 use crate::{Error, Layout, Options, messages};
 
@@ -232,28 +232,27 @@ pub(crate) fn attach(object: &Object, survey: &Survey, attach: Attach, pid: u32)
         let Some(program) = object.progs_mut().find(|program| program.name() == *name) else { continue };
         for sites in by_file(sites) {
             let Some(first) = sites.first() else { continue };
-            let what = || format!("attach {name} to {} in {}", first.symbol, first.binary.display());
+            let file = &first.site.binary;
+            let what = || format!("attach {name} to {} in {}", first.site.symbol, file.display());
             match attach {
                 Attach::Multi => {
                     // Until 6.10 the PID of a multi-uprobe meant a thread. The programs look at the
                     // process themselves.
                     let pid = if kernel_version() >= (6, 10) { pid as i32 } else { -1 };
                     let opts = UprobeMultiOpts {
-                        offsets: sites.iter().map(|site| site.file_offset as usize).collect(),
+                        offsets: sites.iter().map(|placed| placed.site.file_offset as usize).collect(),
+                        cookies: sites.iter().map(|placed| placed.cookie).collect(),
                         ..UprobeMultiOpts::default()
                     };
-                    let link = program.attach_uprobe_multi_with_opts(pid, &first.binary, "", opts);
+                    let link = program.attach_uprobe_multi_with_opts(pid, file, "", opts);
                     links.push(link.map_err(|source| Error::Bpf { what: what(), source })?);
                 }
                 Attach::Single => {
-                    for site in sites {
+                    for placed in sites {
                         // The PID of a single uprobe means a thread as well.
-                        let link = program.attach_uprobe_with_opts(
-                            -1,
-                            &site.binary,
-                            site.file_offset as usize,
-                            UprobeOpts::default(),
-                        );
+                        let opts = UprobeOpts { cookie: placed.cookie, ..UprobeOpts::default() };
+                        let offset = placed.site.file_offset as usize;
+                        let link = program.attach_uprobe_with_opts(-1, file, offset, opts);
                         links.push(link.map_err(|source| Error::Bpf { what: what(), source })?);
                     }
                 }
@@ -263,12 +262,15 @@ pub(crate) fn attach(object: &Object, survey: &Survey, attach: Attach, pid: u32)
     Ok(links)
 }
 
-fn by_file(sites: &[Site]) -> Vec<Vec<&Site>> {
-    let mut files: Vec<Vec<&Site>> = Vec::new();
-    for site in sites {
-        match files.iter_mut().find(|group| group.first().is_some_and(|first| first.binary == site.binary)) {
-            Some(group) => group.push(site),
-            None => files.push(vec![site]),
+fn by_file(sites: &[Placed]) -> Vec<Vec<&Placed>> {
+    let mut files: Vec<Vec<&Placed>> = Vec::new();
+    for placed in sites {
+        let same = |group: &&mut Vec<&Placed>| {
+            group.first().is_some_and(|first| first.site.binary == placed.site.binary)
+        };
+        match files.iter_mut().find(same) {
+            Some(group) => group.push(placed),
+            None => files.push(vec![placed]),
         }
     }
     files

@@ -11,10 +11,11 @@ use libbpf_rs::btf::types::{Func, MemberAttr, Struct, Typedef};
 use libbpf_rs::libbpf_sys;
 use run_format::{Boundary, Hook, Side};
 
-use crate::Error;
 use crate::loader::kernel_version;
-use crate::place::Reg;
+use crate::place::{Class, Reg};
 use crate::resolve::{BinarySet, Function, Site};
+use crate::usdt::{UsdtArg, UsdtPlace, UsdtSite};
+use crate::{Error, messages};
 
 /// How much of a command's way is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +32,8 @@ pub enum Detail {
 pub(crate) enum At {
     /// At the function's entry, or as near behind it as is cheap.
     Entry,
+    /// The same, but only if the kernel emulates the instruction there.
+    EmulatedEntry,
     /// At the calls of the function inside this one, which the kernel emulates.
     CallsIn(&'static str),
 }
@@ -115,8 +118,10 @@ const fn rung(parts: &'static [Part]) -> Rung {
 }
 
 const REQ_PROCESS: Part = Part::Uprobe(at_entry("req_process", "nvmf_tcp_req_process", &[Reg::Rsi]));
-/// The R2T's function begins with instructions that are single-stepped; the calls of it are emulated.
+/// SPDK's R2T function begins with instructions that are single-stepped; the calls of it, which are all in the
+/// state machine, are emulated.
 const SEND_R2T: Part = Part::First(&[
+    Uprobe { at: At::EmulatedEntry, ..at_entry("send_r2t", "nvmf_tcp_send_r2t_pdu", &[Reg::Rsi]) },
     Uprobe {
         program: "send_r2t",
         function: "nvmf_tcp_send_r2t_pdu",
@@ -320,17 +325,85 @@ pub(crate) const HOST: &[Ladder] = &[
     },
 ];
 
-/// What explains gaps. Each is left out where the build lacks it.
-pub(crate) const TARGET_EVENTS: &[Uprobe] = &[
-    at_entry("qpair_disconnect", "spdk_nvmf_qpair_disconnect", &[Reg::Rdi]),
-    at_entry("set_cc", "nvmf_prop_set_cc", &[Reg::Rdi, Reg::Rsi]),
-    at_entry("ctrlr_destruct", "nvmf_ctrlr_destruct", &[Reg::Rdi]),
-    at_entry("subsystem_change", "nvmf_subsystem_state_change", &[Reg::Rdi, Reg::Rdx]),
+/// Where an event's argument is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Argument {
+    /// The USDT probe's argument of this number.
+    Usdt(usize),
+    /// A register at the function's entry.
+    Register(Reg),
+    /// This member of what a register points to: its address.
+    Member(Reg, &'static str),
+}
+
+/// A way to see an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// A USDT probe of SPDK's.
+    Usdt(&'static str, &'static [Argument]),
+    /// A function's entry.
+    Function(&'static str, &'static [Argument]),
+}
+
+impl Way {
+    fn name(self) -> String {
+        match self {
+            Way::Usdt(name, _) => format!("usdt spdk:{name}"),
+            Way::Function(name, _) => format!("uprobe {name}"),
+        }
+    }
+}
+
+/// Something besides commands that explains a gap: its program and the ways to see it, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Happening {
+    pub(crate) program: &'static str,
+    pub(crate) ways: &'static [Way],
+}
+
+/// The target's. Each is left out where the build lacks it.
+pub(crate) const TARGET_EVENTS: &[Happening] = &[
+    Happening {
+        program: "qpair_disconnect",
+        ways: &[
+            Way::Usdt("nvmf_qpair_disconnect", &[Argument::Usdt(1)]),
+            Way::Function("spdk_nvmf_qpair_disconnect", &[Argument::Register(Reg::Rdi)]),
+        ],
+    },
+    Happening {
+        program: "set_cc",
+        ways: &[Way::Function(
+            "nvmf_prop_set_cc",
+            &[Argument::Register(Reg::Rdi), Argument::Register(Reg::Rsi)],
+        )],
+    },
+    Happening {
+        program: "ctrlr_destruct",
+        ways: &[
+            Way::Usdt("nvmf_ctrlr_destruct", &[Argument::Usdt(1)]),
+            Way::Function("nvmf_ctrlr_destruct", &[Argument::Register(Reg::Rdi)]),
+        ],
+    },
+    Happening {
+        program: "subsystem_change",
+        ways: &[
+            Way::Usdt("nvmf_subsystem_change_state", &[Argument::Usdt(1), Argument::Usdt(2)]),
+            Way::Function(
+                "nvmf_subsystem_state_change",
+                &[Argument::Member(Reg::Rdi, "spdk_nvmf_subsystem.subnqn"), Argument::Register(Reg::Rdx)],
+            ),
+        ],
+    },
 ];
 
-/// The same on the host.
-pub(crate) const HOST_EVENTS: &[Uprobe] =
-    &[at_entry("qpair_disconnect", "nvme_tcp_ctrlr_disconnect_qpair", &[Reg::Rsi])];
+/// The host's.
+pub(crate) const HOST_EVENTS: &[Happening] = &[
+    Happening {
+        program: "qpair_disconnect",
+        ways: &[Way::Function("nvme_tcp_ctrlr_disconnect_qpair", &[Argument::Register(Reg::Rsi)])],
+    },
+    Happening { program: "bdev_reset", ways: &[Way::Usdt("bdev_nvme_ctrlr_reset", &[Argument::Usdt(1)])] },
+];
 
 /// The ladders of a side.
 pub(crate) fn ladders(side: Side) -> &'static [Ladder] {
@@ -340,7 +413,7 @@ pub(crate) fn ladders(side: Side) -> &'static [Ladder] {
     }
 }
 
-fn events(side: Side) -> &'static [Uprobe] {
+fn events(side: Side) -> &'static [Happening] {
     match side {
         Side::Target => TARGET_EVENTS,
         Side::Host => HOST_EVENTS,
@@ -351,7 +424,7 @@ fn events(side: Side) -> &'static [Uprobe] {
 pub(crate) fn functions() -> impl Iterator<Item = &'static str> {
     fn of_part(part: &'static Part) -> Vec<&'static str> {
         let of = |uprobe: &Uprobe| match uprobe.at {
-            At::Entry => uprobe.function,
+            At::Entry | At::EmulatedEntry => uprobe.function,
             At::CallsIn(caller) => caller,
         };
         match part {
@@ -367,7 +440,12 @@ pub(crate) fn functions() -> impl Iterator<Item = &'static str> {
         .flat_map(|ladder| ladder.rungs)
         .flat_map(|rung| rung.parts)
         .flat_map(of_part)
-        .chain(TARGET_EVENTS.iter().chain(HOST_EVENTS).map(|uprobe| uprobe.function))
+        .chain(TARGET_EVENTS.iter().chain(HOST_EVENTS).flat_map(|event| event.ways).filter_map(
+            |way| match way {
+                Way::Usdt(..) => None,
+                Way::Function(name, _) => Some(*name),
+            },
+        ))
 }
 
 /// What the running kernel offers.
@@ -452,11 +530,7 @@ impl Kernel {
         if kind == "fexit" && kernel_version() < (5, 17) {
             return Err("fexit programs learn the result only from Linux 5.17 on".into());
         }
-        self.trampolines
-            .get_or_init(|| try_trampoline(function.type_id().into()))
-            .as_ref()
-            .map(|()| ())
-            .map_err(Clone::clone)
+        self.trampolines.get_or_init(|| try_trampoline(function.type_id().into())).clone()
     }
 
     /// Whether there is a raw tracepoint of this name.
@@ -594,7 +668,14 @@ pub struct Survey {
     pub boundaries: Vec<BoundarySurvey>,
     /// What else is watched: function, and where its probe goes or why not.
     pub events: Vec<(String, Result<Vec<Site>, String>)>,
-    pub(crate) event_uprobes: Vec<(&'static str, Vec<Site>)>,
+    event_uprobes: Vec<(&'static str, Vec<Placed>)>,
+}
+
+/// A site, and what its program is told when it is hit there.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    pub(crate) site: Site,
+    pub(crate) cookie: u64,
 }
 
 impl Survey {
@@ -615,12 +696,22 @@ impl Survey {
             .collect::<Result<Vec<_>, Error>>()?;
         let mut outcomes = Vec::new();
         let mut event_uprobes = Vec::new();
-        for uprobe in events(side) {
-            let outcome = prober.uprobe(uprobe).map_err(|error| error.to_string());
-            if let Ok(sites) = &outcome {
-                event_uprobes.push((uprobe.program, sites.clone()));
+        for event in events(side) {
+            let mut reasons = Vec::new();
+            let found = event.ways.iter().find_map(|way| {
+                prober.way(way).map_err(|reason| reasons.push(reason)).ok().map(|placed| (way, placed))
+            });
+            match found {
+                Some((way, placed)) => {
+                    let sites = placed.iter().map(|placed| placed.site.clone()).collect();
+                    outcomes.push((way.name(), Ok(sites)));
+                    event_uprobes.push((event.program, placed));
+                }
+                None => {
+                    let name = event.ways.first().map_or_else(String::new, |way| way.name());
+                    outcomes.push((name, Err(reasons.join("; "))));
+                }
             }
-            outcomes.push((uprobe.function.to_owned(), outcome));
         }
         Ok(Survey { side, boundaries, events: outcomes, event_uprobes })
     }
@@ -632,14 +723,17 @@ impl Survey {
     }
 
     /// Every uprobe of the chosen rungs and of the events: each program once, with all its sites.
-    pub(crate) fn uprobes(&self) -> Vec<(&'static str, Vec<Site>)> {
-        let mut all: Vec<(&'static str, Vec<Site>)> = Vec::new();
-        let chosen = self.boundaries.iter().filter_map(BoundarySurvey::rung).flat_map(|rung| &rung.uprobes);
-        for (program, sites) in chosen.chain(&self.event_uprobes) {
+    pub(crate) fn uprobes(&self) -> Vec<(&'static str, Vec<Placed>)> {
+        let mut all: Vec<(&'static str, Vec<Placed>)> = Vec::new();
+        for (program, sites) in
+            self.boundaries.iter().filter_map(BoundarySurvey::rung).flat_map(|rung| &rung.uprobes)
+        {
             if !all.iter().any(|(known, _)| known == program) {
-                all.push((program, sites.clone()));
+                let placed = sites.iter().map(|site| Placed { site: site.clone(), cookie: 0 }).collect();
+                all.push((program, placed));
             }
         }
+        all.extend(self.event_uprobes.iter().cloned());
         all
     }
 
@@ -796,9 +890,59 @@ impl Prober<'_> {
         self.set.offset("spdk_posix_sock.fd").map(|_| ()).map_err(|error| error.to_string())
     }
 
+    fn way(&self, way: &Way) -> Result<Vec<Placed>, String> {
+        let (sites, arguments): (Vec<UsdtPlaced>, _) = match way {
+            Way::Usdt(name, arguments) => {
+                let sites = self.set.usdt("spdk", name);
+                if sites.is_empty() {
+                    return Err(format!("the program has no USDT probe `{name}`"));
+                }
+                (sites.into_iter().map(usdt_site).collect(), arguments)
+            }
+            Way::Function(name, arguments) => {
+                let live: Vec<Reg> = arguments
+                    .iter()
+                    .filter_map(|argument| match argument {
+                        Argument::Register(register) | Argument::Member(register, _) => Some(*register),
+                        Argument::Usdt(_) => None,
+                    })
+                    .collect();
+                let sites = self
+                    .set
+                    .resolve_function(name)
+                    .and_then(|function| self.set.place(&function, &live))
+                    .map_err(|error| error.to_string())?;
+                (sites.into_iter().map(|site| (site, Vec::new())).collect(), arguments)
+            }
+        };
+        sites
+            .into_iter()
+            .map(|(site, usdt)| {
+                let mut cookie = 0;
+                for (which, argument) in arguments.iter().enumerate() {
+                    let packed = match argument {
+                        Argument::Register(register) => {
+                            pack(messages::SPDK_ARGUMENT_REGISTER, Some(*register), 0)
+                        }
+                        Argument::Member(register, member) => {
+                            let member = self.set.offset(member).map_err(|error| error.to_string())?;
+                            pack(messages::SPDK_ARGUMENT_REGISTER, Some(*register), member.offset as i64)
+                        }
+                        Argument::Usdt(number) => usdt.get(*number).and_then(|arg| pack_usdt(arg.as_ref()?)),
+                    };
+                    let packed = packed.ok_or_else(|| {
+                        format!("argument {which} of {} is in no place that can be read", way.name())
+                    })?;
+                    cookie |= u64::from(packed) << (32 * which);
+                }
+                Ok(Placed { site, cookie })
+            })
+            .collect()
+    }
+
     fn uprobe(&self, uprobe: &Uprobe) -> Result<Vec<Site>, Error> {
         match uprobe.at {
-            At::Entry => {
+            At::Entry | At::EmulatedEntry => {
                 let function = self.set.resolve_function(uprobe.function)?;
                 let function = from_source(function, uprobe.source);
                 if function.copies.iter().any(|copy| copy.is_partial()) {
@@ -808,7 +952,14 @@ impl Prober<'_> {
                         places: function.copies.len(),
                     });
                 }
-                self.set.place(&function, uprobe.live)
+                let sites = self.set.place(&function, uprobe.live)?;
+                match sites.iter().find(|site| site.class == Class::SingleStep) {
+                    Some(site) if uprobe.at == At::EmulatedEntry => Err(Error::SingleStepped {
+                        symbol: site.symbol.clone(),
+                        instruction: site.instruction.clone(),
+                    }),
+                    _ => Ok(sites),
+                }
             }
             At::CallsIn(caller) => {
                 let function = self.set.resolve_function(caller)?;
@@ -816,6 +967,69 @@ impl Prober<'_> {
             }
         }
     }
+}
+
+/// A site, and where the arguments of its USDT probe are; none at a function.
+type UsdtPlaced = (Site, Vec<Option<UsdtArg>>);
+
+/// Packs an argument's place as `argument()` in bpf/spdk.bpf.h takes it; none where it does not fit.
+fn pack(how: u32, register: Option<Reg>, displacement: i64) -> Option<u32> {
+    let displacement = i32::try_from(displacement).ok().filter(|d| (-(1 << 24)..1 << 24).contains(d))?;
+    let register = register.map_or(Some(0), pt_regs_index)?;
+    Some(how | register << 2 | (displacement << 7) as u32)
+}
+
+fn pack_usdt(argument: &UsdtArg) -> Option<u32> {
+    match &argument.place {
+        UsdtPlace::Register { register, shift: 0 } => {
+            pack(messages::SPDK_ARGUMENT_REGISTER, Some(*register), 0)
+        }
+        UsdtPlace::Constant(value) => pack(messages::SPDK_ARGUMENT_CONSTANT, None, *value),
+        UsdtPlace::Memory { offset, base: Some(base), index: None } => {
+            pack(messages::SPDK_ARGUMENT_MEMORY, Some(*base), *offset)
+        }
+        _ => None,
+    }
+}
+
+/// Where x86-64's `struct pt_regs` has a register, in words (arch/x86/include/asm/ptrace.h).
+fn pt_regs_index(register: Reg) -> Option<u32> {
+    Some(match register {
+        Reg::R15 => 0,
+        Reg::R14 => 1,
+        Reg::R13 => 2,
+        Reg::R12 => 3,
+        Reg::Rbp => 4,
+        Reg::Rbx => 5,
+        Reg::R11 => 6,
+        Reg::R10 => 7,
+        Reg::R9 => 8,
+        Reg::R8 => 9,
+        Reg::Rax => 10,
+        Reg::Rcx => 11,
+        Reg::Rdx => 12,
+        Reg::Rsi => 13,
+        Reg::Rdi => 14,
+        Reg::Rip => 16,
+        Reg::Rsp => 19,
+    })
+}
+
+/// A USDT probe's place as a uprobe's. Its nop is emulated.
+fn usdt_site(usdt: UsdtSite) -> UsdtPlaced {
+    let class = Class::Emulated;
+    let site = Site {
+        binary: usdt.binary,
+        symbol: format!("{}:{}", usdt.provider, usdt.name),
+        vaddr: usdt.vaddr,
+        file_offset: usdt.file_offset,
+        offset_in_function: 0,
+        instruction: "nop".to_owned(),
+        class,
+        estimated_ns: class.estimated_ns(),
+        why: "USDT probe".to_owned(),
+    };
+    (site, usdt.args)
 }
 
 /// Only the copies from this source file, where the symbol table tells; all where it tells of none.
@@ -837,7 +1051,7 @@ fn name_of(uprobe: &Uprobe, sites: &[Site]) -> String {
     };
     let more = if sites.len() > 1 { format!(" and {} more", sites.len() - 1) } else { String::new() };
     match uprobe.at {
-        At::Entry => format!("uprobe {}{at}{more}", site.symbol),
+        At::Entry | At::EmulatedEntry => format!("uprobe {}{at}{more}", site.symbol),
         At::CallsIn(_) => format!("uprobe {}{at} ({}){more}", site.symbol, site.instruction),
     }
 }

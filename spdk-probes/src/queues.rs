@@ -134,6 +134,7 @@ impl Queues {
                 };
                 (what, name)
             }
+            messages::SPDK_EVENT_RESET => ("controller reset", name),
             _ => return,
         };
         sink.event(Event { at_ns: Nanos(message.at), what: what.to_owned(), on });

@@ -1,5 +1,7 @@
 //! Records a real SPDK target and real SPDK hosts, if `SPDK_BUILD` names the `build` folder of one.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test's way to fail")]
+
 mod common;
 
 use std::io::{Read, Write};
