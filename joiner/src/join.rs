@@ -249,7 +249,9 @@ fn join_linked(
             }
             Search::Nothing { first } => {
                 let both = !h.lanes.items.is_empty() && !t.lanes.items.is_empty();
-                if both && apart(&host.manifest, &target.manifest) {
+                // A few commands may disagree by chance, whatever the wall clocks say.
+                let many = h.lanes.items.len().min(t.lanes.items.len()) >= 20;
+                if many && apart(&host.manifest, &target.manifest) {
                     return Err(Error::NoOverlap { host: describe(&host), target: describe(&target) });
                 }
                 if both {
