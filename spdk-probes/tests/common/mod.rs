@@ -7,10 +7,10 @@ use run_format::{Boundary, Command, Counters, Event, Nanos, Queue, QueueId, Side
 
 /// Keeps everything in memory.
 #[derive(Debug, Default)]
-pub struct Kept {
-    pub queues: Vec<Queue>,
-    pub commands: Vec<Command>,
-    pub events: Vec<Event>,
+pub(crate) struct Kept {
+    pub(crate) queues: Vec<Queue>,
+    pub(crate) commands: Vec<Command>,
+    pub(crate) events: Vec<Event>,
 }
 
 impl Sink for Kept {
@@ -38,13 +38,13 @@ impl Sink for Kept {
 
 impl Kept {
     /// The queue of a command.
-    pub fn queue_of(&self, command: &Command) -> &Queue {
+    pub(crate) fn queue_of(&self, command: &Command) -> &Queue {
         &self.queues[command.queue.0 as usize]
     }
 }
 
 /// Polls until `done` says so or the time is up; returns whether it did.
-pub fn poll_until<S: Source>(
+pub(crate) fn poll_until<S: Source>(
     source: &mut S,
     kept: &mut Kept,
     most: Duration,
@@ -61,7 +61,7 @@ pub fn poll_until<S: Source>(
 }
 
 /// Stops, and checks that everything that was seen is accounted for.
-pub fn stop<S: Source>(source: &mut S, kept: &mut Kept) -> Counters {
+pub(crate) fn stop<S: Source>(source: &mut S, kept: &mut Kept) -> Counters {
     source.stop(kept).unwrap();
     let counters = source.counters().unwrap();
     assert_eq!(
@@ -77,7 +77,7 @@ pub fn stop<S: Source>(source: &mut S, kept: &mut Kept) -> Counters {
 ///
 /// # Panics
 /// When one does not.
-pub fn assert_ordered(side: Side, command: &Command) {
+pub(crate) fn assert_ordered(side: Side, command: &Command) {
     let mut last: Option<(Boundary, Nanos)> = None;
     for boundary in Boundary::of(side) {
         // On the way of a write, the answer to an R2T comes between h_sent and h_recv; all slots stand in the
@@ -94,7 +94,7 @@ pub fn assert_ordered(side: Side, command: &Command) {
 ///
 /// # Panics
 /// When one is not.
-pub fn assert_has(command: &Command, boundaries: &[Boundary]) {
+pub(crate) fn assert_has(command: &Command, boundaries: &[Boundary]) {
     for &boundary in boundaries {
         assert!(command.time(boundary).is_some(), "no {boundary}: {command:#?}");
     }
