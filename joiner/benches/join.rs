@@ -2,6 +2,9 @@
 //!
 //!     cargo bench -p joiner
 
+// What fails here fails the benchmark, as in a test.
+#![allow(clippy::expect_used)]
+
 use joiner::synthetic::{Cids, Load, Pattern};
 use joiner::{JoinOptions, ReportOptions, join, report};
 use run_format::Run;

@@ -259,7 +259,7 @@ impl Load {
             at += random.time(300, 100.0);
         }
         put(&mut t, Boundary::TSubmit, at);
-        let slow = self.slow_one_in > 0 && random.bits() % self.slow_one_in == 0;
+        let slow = self.slow_one_in > 0 && random.bits().is_multiple_of(self.slow_one_in);
         at += random.time(6_000, self.storage_ns) + if slow { random.time(0, 500_000.0) } else { 0 };
         put(&mut t, Boundary::TDone, at);
         at += random.time(400, 200.0);

@@ -173,7 +173,7 @@ fn write_join(out: &mut String, join: &JoinFigures) -> std::fmt::Result {
     if !rows.is_empty() {
         writeln!(out, "        set aside {:>11} {:>12}", "host", "target")?;
         for [host, target, why] in rows {
-            writeln!(out, "        {:>21} {target:>12}   {why}", host)?;
+            writeln!(out, "        {host:>21} {target:>12}   {why}")?;
         }
     }
     Ok(())
@@ -281,7 +281,7 @@ fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
     for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
             out.push(' ');
         }
         out.push(digit);
