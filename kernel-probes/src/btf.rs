@@ -117,7 +117,7 @@ mod tests {
     fn collect(blob: &[u8], base: u32) -> Result<(Vec<String>, u32), &'static str> {
         let mut all = Vec::new();
         let length = names(blob, base, &[*b"alph", *b"beta", *b"gamm", *b"own\0"], |name| {
-            all.push(format!("{name:?}"))
+            all.push(format!("{name:?}"));
         })?;
         Ok((all, length))
     }

@@ -8,7 +8,7 @@ use crate::message::Message;
 use crate::queues::Queues;
 use crate::survey::{Plan, Survey, prevented};
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
-use libbpf_rs::{Link, MapCore, MapFlags, PrintLevel, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{Link, MapCore, MapFlags, PrintCallback, PrintLevel, RingBuffer, RingBufferBuilder};
 use run_format::bpf::{raw, sampling_limit};
 use run_format::{Counters, Event, Hook, Kind, Lost, Side, Sink, Software, Source, monotonic_now};
 use std::collections::BTreeMap;
@@ -75,6 +75,8 @@ pub struct Host {
 struct Programs {
     links: Vec<Link>,
     skeleton: HostSkel<'static>,
+    /// The programs that were loaded.
+    wanted: Vec<&'static str>,
     /// The program that counts what is seen.
     identity: &'static str,
 }
@@ -289,11 +291,20 @@ impl Source for Host {
             settle();
         }
         self.take(sink)?;
+        // Where a program could not run, a command lacks that boundary.
+        for (program, hits) in self.programs.missed() {
+            sink.event(Event {
+                at_ns: monotonic_now(),
+                what: format!("probe missed {hits} hits"),
+                on: program,
+            });
+        }
         Ok(())
     }
 
     fn counters(&self) -> Result<Counters, Error> {
-        let missed = missed(&self.programs);
+        let missed = self.programs.missed().into_iter().find(|(name, _)| name == self.programs.identity);
+        let missed = missed.map_or(0, |(_, hits)| hits);
         let recorded = self.counter(raw::FAB_RECORDED)?;
         let mut counters = Counters {
             // What a program missed was not counted as seen.
@@ -355,7 +366,12 @@ impl Programs {
                 }
             }
         })?;
-        let mut programs = Programs { links: Vec::new(), skeleton, identity: "" };
+        let mut programs = Programs {
+            links: Vec::new(),
+            skeleton,
+            wanted: plan.programs.iter().copied().collect(),
+            identity: "",
+        };
         for program in programs.skeleton.object().progs_mut() {
             let Some(name) = plan.programs.iter().find(|name| program.name() == **name) else { continue };
             match program.attach() {
@@ -367,6 +383,25 @@ impl Programs {
             }
         }
         Ok(programs)
+    }
+
+    /// The hits that the kernel could not run a program for, by program: it does not run one on a CPU on
+    /// which it runs already. Kernels before 5.12 do not count them.
+    fn missed(&self) -> Vec<(String, u64)> {
+        let loaded = self
+            .skeleton
+            .object()
+            .progs()
+            .filter(|program| self.wanted.iter().any(|name| program.name() == *name));
+        loaded
+            .filter_map(|program| {
+                let path = format!("/proc/self/fdinfo/{}", program.as_fd().as_raw_fd());
+                let text = std::fs::read_to_string(path).ok()?;
+                let hits = text.lines().find_map(|line| line.strip_prefix("recursion_misses:"))?;
+                let hits = hits.trim().parse().ok().filter(|hits| *hits > 0)?;
+                Some((program.name().to_string_lossy().into_owned(), hits))
+            })
+            .collect()
     }
 }
 
@@ -390,19 +425,6 @@ fn reason(said: &str, name: &str) -> String {
     let about = format!("prog '{name}': ");
     let line = said.lines().rev().find(|line| line.contains(&about)).unwrap_or(said);
     line.trim_start_matches("libbpf: ").to_owned()
-}
-
-/// The times that the kernel could not run the program that counts what is seen.
-fn missed(programs: &Programs) -> u64 {
-    let identity = programs.skeleton.object().progs().find(|program| program.name() == programs.identity);
-    let Some(identity) = identity else { return 0 };
-    let path = format!("/proc/self/fdinfo/{}", identity.as_fd().as_raw_fd());
-    // Kernels before 5.12 do not count it.
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.lines()
-        .find_map(|line| line.strip_prefix("recursion_misses:"))
-        .and_then(|count| count.trim().parse().ok())
-        .unwrap_or(0)
 }
 
 /// Waits until no CPU is inside a program that began before.
@@ -429,7 +451,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// What libbpf says while it loads; it has one ear for the whole process.
 struct Said {
-    before: Option<(PrintLevel, fn(PrintLevel, String))>,
+    before: Option<(PrintLevel, PrintCallback)>,
 }
 
 static SAID: Mutex<String> = Mutex::new(String::new());

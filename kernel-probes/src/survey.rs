@@ -131,30 +131,24 @@ impl Plan {
                 None => plan.survey.others.push(choice),
             }
         }
-        plan.survey.obstacles = [prevented(facts).err(), plan.essential().err()]
-            .into_iter()
-            .flatten()
-            .map(|e| e.to_string())
-            .collect();
+        // Without the driver nothing of it is there: that alone is said.
+        let obstacle = prevented(facts).and_then(|()| plan.essential());
+        plan.survey.obstacles.extend(obstacle.err().map(|error| error.to_string()));
         plan
     }
 
     /// Fails when what every record needs can not be seen.
     pub(crate) fn essential(&self) -> Result<(), Error> {
-        let all = self.survey.boundaries.iter().chain(&self.survey.others);
-        for choice in all.filter(|choice| essential(choice) && choice.chosen.is_none()) {
-            let why: Vec<String> = choice
-                .rungs
-                .iter()
-                .map(|way| format!("{}: {}", way.hook, way.obstacle.as_deref().unwrap_or("")))
-                .collect();
-            return Err(Error::NoHook {
-                release: self.release.clone(),
-                what: choice.what,
-                why: why.join("; "),
-            });
-        }
-        Ok(())
+        let mut all = self.survey.boundaries.iter().chain(&self.survey.others);
+        let Some(choice) = all.find(|choice| essential(choice) && choice.chosen.is_none()) else {
+            return Ok(());
+        };
+        let why: Vec<String> = choice
+            .rungs
+            .iter()
+            .map(|way| format!("{}: {}", way.hook, way.obstacle.as_deref().unwrap_or("")))
+            .collect();
+        Err(Error::NoHook { release: self.release.clone(), what: choice.what, why: why.join("; ") })
     }
 }
 
@@ -179,7 +173,7 @@ pub(crate) fn prevented(facts: &Facts) -> Result<(), Error> {
     if !facts.typed.contains("vmlinux") {
         return Err(no_types("vmlinux", "CONFIG_DEBUG_INFO_BTF=y"));
     }
-    if !facts.modules.contains("nvme_tcp") && !facts.symbols.contains_key("nvme_tcp_queue_rq") {
+    if !driver(facts) {
         return Err(Error::NoDriver);
     }
     for (name, module) in STRUCTS {
@@ -188,6 +182,11 @@ pub(crate) fn prevented(facts: &Facts) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Whether nvme-tcp is there, as a module or built in.
+fn driver(facts: &Facts) -> bool {
+    facts.modules.contains("nvme_tcp") || facts.symbols.contains_key("nvme_tcp_queue_rq")
 }
 
 fn way(facts: &Facts, refused: &BTreeMap<&'static str, String>, rung: &Rung) -> Way {
@@ -233,6 +232,9 @@ fn absent(facts: &Facts, name: &str, there: &str) -> String {
     match variant {
         Some(variant) => {
             format!("the compiler made {variant} of it, whose arguments are not those of the source")
+        }
+        None if !driver(facts) && name.starts_with("nvme") => {
+            format!("no function {name}: nvme-tcp is not loaded")
         }
         None => format!("no function {name}: the compiler inlined it, or this kernel has none"),
     }
