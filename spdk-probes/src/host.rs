@@ -40,7 +40,7 @@ impl Host {
         let survey = survey(&set, options, &kernel, false)?;
         let layout = layout(&set, &survey)?;
         let common = loader::common(process, options, &survey, &kernel);
-        let how = Attach::here();
+        let how = Attach::here(options);
         let refused = |what: &str| {
             let what = format!("{what} the host's programs");
             move |source| Error::Bpf { what, source }
@@ -95,7 +95,7 @@ pub(crate) fn survey(
         },
         other => other,
     })?;
-    Survey::of(set, Side::Host, options.detail, kernel, thorough)
+    Survey::of(set, Side::Host, options, kernel, thorough)
 }
 
 /// The host's structures as this build has them.

@@ -32,7 +32,7 @@ pub use error::Error;
 pub use host::Host;
 pub use layout::Layout;
 pub use place::{Class, Emulation, Reg};
-pub use plan::{BoundarySurvey, Detail, RungSurvey, Survey};
+pub use plan::{Avoid, BoundarySurvey, Detail, RungSurvey, Survey};
 pub use process::{Choice, Process, candidates, find};
 pub use target::Target;
 pub use usdt::{Semaphore, UsdtArg, UsdtPlace, UsdtSite};
@@ -50,11 +50,21 @@ pub struct Options {
     pub layout: Option<PathBuf>,
     /// A debug file for a stripped program, where it is not installed.
     pub debug_file: Option<PathBuf>,
+    /// What not to use, though the kernel has it: for machines whose owner rules, and for tests of the rungs
+    /// below.
+    pub avoid: Vec<Avoid>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { one_in: 1, detail: Detail::Stages, ring_bytes: 16 << 20, layout: None, debug_file: None }
+        Options {
+            one_in: 1,
+            detail: Detail::Stages,
+            ring_bytes: 16 << 20,
+            layout: None,
+            debug_file: None,
+            avoid: Vec::new(),
+        }
     }
 }
 

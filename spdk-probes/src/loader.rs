@@ -13,7 +13,7 @@ use libbpf_rs::{
 use run_format::bpf::raw;
 use run_format::{Counters, Lost, Side, Sink, Software};
 
-use crate::plan::{Kernel, KernelProbe, Placed, SockPath, Survey};
+use crate::plan::{Avoid, Kernel, KernelProbe, Placed, SockPath, Survey};
 use crate::process::{self, Process};
 use crate::queues::{Dead, Queues, SubsystemStates};
 use crate::resolve::{BinarySet, Product};
@@ -49,8 +49,12 @@ pub(crate) fn kernel_version() -> (u32, u32) {
 
 impl Attach {
     /// What this kernel has: multi-uprobe links came with 6.6.
-    pub(crate) fn here() -> Attach {
-        if kernel_version() >= (6, 6) { Attach::Multi } else { Attach::Single }
+    pub(crate) fn here(options: &Options) -> Attach {
+        if kernel_version() >= (6, 6) && !options.avoid.contains(&Avoid::MultiUprobes) {
+            Attach::Multi
+        } else {
+            Attach::Single
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::loader::kernel_version;
 use crate::place::{Class, Reg};
 use crate::resolve::{BinarySet, Function, Site};
 use crate::usdt::{UsdtArg, UsdtPlace, UsdtSite};
-use crate::{Error, messages};
+use crate::{Error, Options, messages};
 
 /// How much of a command's way is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +25,19 @@ pub enum Detail {
     Stages,
     /// Every boundary there is a hook for, also where its own cost is about what it measures.
     Full,
+}
+
+/// What not to use, though the kernel has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Avoid {
+    /// fentry and fexit programs.
+    Trampolines,
+    /// Raw tracepoints.
+    RawTracepoints,
+    /// Uprobes on the socket module's system calls.
+    SystemCallUprobes,
+    /// Links with several uprobes.
+    MultiUprobes,
 }
 
 /// Where a uprobe goes.
@@ -685,11 +698,11 @@ impl Survey {
     pub(crate) fn of(
         set: &BinarySet,
         side: Side,
-        detail: Detail,
+        options: &Options,
         kernel: &Kernel,
         thorough: bool,
     ) -> Result<Survey, Error> {
-        let prober = Prober { set, detail, kernel };
+        let prober = Prober { set, options, kernel };
         let boundaries = ladders(side)
             .iter()
             .map(|ladder| prober.ladder(ladder, thorough))
@@ -759,11 +772,15 @@ impl Survey {
 
 struct Prober<'a> {
     set: &'a BinarySet,
-    detail: Detail,
+    options: &'a Options,
     kernel: &'a Kernel,
 }
 
 impl Prober<'_> {
+    fn allowed(&self, avoid: Avoid) -> Result<(), String> {
+        if self.options.avoid.contains(&avoid) { Err("left out on request".to_owned()) } else { Ok(()) }
+    }
+
     fn ladder(&self, ladder: &Ladder, thorough: bool) -> Result<BoundarySurvey, Error> {
         let mut rungs: Vec<RungSurvey> = Vec::new();
         let mut chosen = None;
@@ -816,7 +833,7 @@ impl Prober<'_> {
                 Part::First(alternatives) => {
                     let mut reasons = Vec::new();
                     let found = alternatives.iter().find_map(|uprobe| {
-                        self.uprobe(uprobe)
+                        self.first_of(uprobe)
                             .map_err(|reason| reasons.push(reason.to_string()))
                             .ok()
                             .map(|sites| (uprobe, sites))
@@ -842,14 +859,22 @@ impl Prober<'_> {
                 },
                 Part::Kernel { program, kind, function } => {
                     names.push(format!("{kind} {function}"));
-                    match self.kernel.function(kind, function).and_then(|()| self.descriptor()) {
+                    match self
+                        .allowed(Avoid::Trampolines)
+                        .and_then(|()| self.kernel.function(kind, function))
+                        .and_then(|()| self.descriptor())
+                    {
                         Ok(()) => kernel.push(KernelProbe::Trace(program)),
                         Err(reason) => fail(reason),
                     }
                 }
                 Part::Raw { program, name } => {
                     names.push(format!("raw tracepoint {name}"));
-                    match self.kernel.raw_tracepoint(name).and_then(|()| self.descriptor()) {
+                    match self
+                        .allowed(Avoid::RawTracepoints)
+                        .and_then(|()| self.kernel.raw_tracepoint(name))
+                        .and_then(|()| self.descriptor())
+                    {
                         Ok(()) => kernel.push(KernelProbe::Raw(program, name)),
                         Err(reason) => fail(reason),
                     }
@@ -868,7 +893,7 @@ impl Prober<'_> {
                     }
                 }
                 Part::FullDetail => {
-                    if self.detail != Detail::Full {
+                    if self.options.detail != Detail::Full {
                         fail("only with --detail full".to_owned());
                     }
                 }
@@ -883,6 +908,15 @@ impl Prober<'_> {
             uprobes,
             kernel,
         }
+    }
+
+    /// A uprobe of several that would do. Those on system calls know a connection by its descriptor.
+    fn first_of(&self, uprobe: &Uprobe) -> Result<Vec<Site>, String> {
+        if uprobe.program == "flush_call" {
+            self.allowed(Avoid::SystemCallUprobes)?;
+            self.descriptor()?;
+        }
+        self.uprobe(uprobe).map_err(|error| error.to_string())
     }
 
     /// Whether a connection's file descriptor can be read, by which its flushes are known.

@@ -39,7 +39,7 @@ impl Target {
         let survey = survey(&set, options, &kernel, false)?;
         let layout = layout(&set, &survey)?;
         let common = loader::common(process, options, &survey, &kernel);
-        let how = Attach::here();
+        let how = Attach::here(options);
         let refused = |what: &str| {
             let what = format!("{what} the target's programs");
             move |source| Error::Bpf { what, source }
@@ -91,7 +91,7 @@ pub(crate) fn survey(
         },
         other => other,
     })?;
-    Survey::of(set, Side::Target, options.detail, kernel, thorough)
+    Survey::of(set, Side::Target, options, kernel, thorough)
 }
 
 /// The target's structures as this build has them.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use common::{Kept, assert_has, assert_ordered, poll_until, stop};
 use run_format::{Boundary, Counters, Side, Source};
-use spdk_probes::{Choice, Detail, Error, Host, Options, Target, find, survey, survey_program};
+use spdk_probes::{Avoid, Choice, Detail, Error, Host, Options, Target, find, survey, survey_program};
 
 /// A program of the stand-in; built if it is not there yet.
 fn program(name: &str) -> PathBuf {
@@ -199,6 +199,42 @@ fn every_command_is_recorded_on_both_sides_with_every_boundary() {
                     (other.cntlid, other.qid, &other.host_nqn, &other.subsystem_nqn, &other.target)
                 );
             }
+        }
+    }
+}
+
+#[test]
+fn the_rungs_below_the_best_ones_work_as_well() {
+    let standin = Standin::start(&["--in-capsule", "4K"]);
+    let kernel = [Avoid::Trampolines, Avoid::RawTracepoints];
+    for (more, hook) in [
+        (&[][..], "call sendmsg"),
+        (&[Avoid::MultiUprobes][..], "call sendmsg"),
+        (&[Avoid::SystemCallUprobes][..], "syscalls:sys_enter_sendmsg"),
+    ] {
+        let options = Options { avoid: [&kernel[..], more].concat(), ..Options::default() };
+        let process = find(Side::Target, &Choice::Pid(standin.process.0.id())).unwrap();
+        let chosen = survey(&process, Side::Target, &options).unwrap().hooks();
+        let sent = chosen.iter().find(|hook| hook.boundary == Boundary::TSent).unwrap();
+        let Some(name) = &sent.hook else {
+            println!("skipped {hook}: {}", sent.why.as_ref().unwrap());
+            continue;
+        };
+        assert!(name.contains(hook), "{sent:?}");
+        let arguments = ["--rw", "randwrite", "--block-size", "16K", "--count", "200", "--queue-depth", "4"];
+        let Both { host: (here, ours), target: (there, theirs) } = record(&standin, &options, &arguments);
+        assert_eq!((ours.recorded, theirs.recorded), (200, 200), "{ours:?} {theirs:?}");
+        for command in &there.commands {
+            assert_has(
+                command,
+                &[Boundary::TRecv, Boundary::TR2t, Boundary::TData, Boundary::TSubmit, Boundary::TSent],
+            );
+            assert_ordered(Side::Target, command);
+        }
+        for command in &here.commands {
+            assert_has(command, &[Boundary::HSent, Boundary::HR2t, Boundary::HDataSent, Boundary::HDone]);
+            assert_eq!(command.time(Boundary::HRecv), None);
+            assert_ordered(Side::Host, command);
         }
     }
 }
