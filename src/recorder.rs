@@ -73,8 +73,9 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
     progress.finish();
 
     // Whatever ended it: stop the probes, take what is in the ring, close the run. The first error is told.
-    let stopped = source.stop(&mut writer).context("stop the probes");
+    // The window ends where it stops seeing new commands; taking the probes away takes longer.
     let end = monotonic_now();
+    let stopped = source.stop(&mut writer).context("stop the probes");
     let counters = source.counters().context("read the counters");
     let mut code = ExitCode::SUCCESS;
     let workload = running.map(|running| end_command(running, signals)).transpose();
