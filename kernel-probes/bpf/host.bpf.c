@@ -862,6 +862,8 @@ int BPF_PROG(state_fexit, struct nvme_ctrl *ctrl, enum nvme_ctrl_state state, bo
 		send_event(HOST_EVENT_RESETTING, ctrl, 0);
 	else if (state == bpf_core_enum_value(enum nvme_ctrl_state, NVME_CTRL_LIVE))
 		send_event(HOST_EVENT_LIVE, ctrl, 0);
+	else if (state == bpf_core_enum_value(enum nvme_ctrl_state, NVME_CTRL_CONNECTING))
+		send_event(HOST_EVENT_CONNECTING, ctrl, 0);
 	else if (state == bpf_core_enum_value(enum nvme_ctrl_state, NVME_CTRL_DELETING))
 		send_event(HOST_EVENT_DELETING, ctrl, 0);
 	else if (state == bpf_core_enum_value(enum nvme_ctrl_state, NVME_CTRL_DEAD))

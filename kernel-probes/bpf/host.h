@@ -41,7 +41,8 @@ enum host_event_kind {
 	HOST_EVENT_DELETING = 2, /* it is being removed */
 	HOST_EVENT_DEAD = 3, /* it has been given up */
 	HOST_EVENT_CONNECT = 4, /* queue `qid` is about to be connected (again) */
-	HOST_EVENT_TIMEOUT = 5, /* a command of queue `qid` took too long */
+	HOST_EVENT_CONNECTING = 5, /* its queues are gone, and it is about to connect again */
+	HOST_EVENT_TIMEOUT = 6, /* a command of queue `qid` took too long */
 };
 
 /* Something that explains a gap. */

@@ -55,6 +55,7 @@ pub(crate) struct EventMessage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventKind {
     Resetting,
+    Connecting,
     Live,
     Deleting,
     Dead,
@@ -82,6 +83,7 @@ impl Message {
                 let message = read::<raw::host_event>(bytes)?;
                 let kind = match message.kind {
                     raw::HOST_EVENT_RESETTING => EventKind::Resetting,
+                    raw::HOST_EVENT_CONNECTING => EventKind::Connecting,
                     raw::HOST_EVENT_LIVE => EventKind::Live,
                     raw::HOST_EVENT_DELETING => EventKind::Deleting,
                     raw::HOST_EVENT_DEAD => EventKind::Dead,
@@ -156,6 +158,7 @@ impl EventMessage {
     pub(crate) fn event(&self) -> Option<Event> {
         let what = match self.kind {
             EventKind::Resetting => "controller reset",
+            EventKind::Connecting => "controller connecting",
             EventKind::Live => "controller live",
             EventKind::Deleting => "controller removed",
             EventKind::Dead => "controller given up",

@@ -55,9 +55,10 @@ impl Queues {
     /// Ends the queues that an event ends.
     pub(crate) fn happened(&mut self, event: &EventMessage, sink: &mut dyn Sink) {
         let ends: &dyn Fn(&Queue) -> bool = match event.kind {
-            EventKind::Resetting | EventKind::Deleting | EventKind::Dead => &|_| true,
+            EventKind::Connecting | EventKind::Deleting | EventKind::Dead => &|_| true,
             EventKind::Connect => &|queue| queue.qid == event.qid,
-            EventKind::Live | EventKind::Timeout => &|_| false,
+            // While a controller is being reset its queues still serve what they have.
+            EventKind::Resetting | EventKind::Live | EventKind::Timeout => &|_| false,
         };
         for known in &mut self.known {
             if known.instance == event.instance && known.queue.went.is_none() && ends(&known.queue) {
@@ -124,7 +125,8 @@ mod tests {
         let (mut queues, mut book) = (Queues::default(), Book::default());
         queues.told(message(1, 1, 40000, 10));
         let first = queues.id(1, &mut book).unwrap();
-        queues.happened(&event(EventKind::Resetting, 0, 50), &mut book);
+        queues.happened(&event(EventKind::Resetting, 0, 40), &mut book);
+        queues.happened(&event(EventKind::Connecting, 0, 50), &mut book);
         queues.happened(&event(EventKind::Connect, 1, 60), &mut book);
         queues.told(message(2, 1, 40002, 60));
         let second = queues.id(2, &mut book).unwrap();
