@@ -84,10 +84,13 @@ fn a_bdev_delay_is_found_in_storage_and_nowhere_else() -> Result<()> {
             pair.nearly_all_joined(500)?;
             pair.report()
         };
-        target.set_delay("Delay1", Duration::from_micros(1))?;
-        let before = report("before")?;
-        target.set_delay("Delay1", DELAY + Duration::from_micros(1))?;
-        let after = report("after")?;
+        let (mut before, mut after) = (Vec::new(), Vec::new());
+        for round in 0..3 {
+            target.set_delay("Delay1", Duration::from_micros(1))?;
+            before.push(report(&format!("before-{round}"))?);
+            target.set_delay("Delay1", DELAY + Duration::from_micros(1))?;
+            after.push(report(&format!("after-{round}"))?);
+        }
         support::only_this_stage_grew(&before, &after, operation, Stage::Storage, DELAY, TOLERANCE)?;
     }
     Ok(())
@@ -129,9 +132,9 @@ fn a_kernel_host_and_nvmf_tgt_join() -> Result<()> {
     // that waits is slow to wake up, so the load waits without the delay too.
     let (wait, delay) = (Duration::from_millis(20), Duration::from_millis(60));
     target.set_delay("Delay1", wait)?;
-    let before = reads("before")?;
+    let before = [reads("before")?];
     target.set_delay("Delay1", wait + delay)?;
-    let after = reads("after")?;
+    let after = [reads("after")?];
     support::only_this_stage_grew(&before, &after, "read", Stage::Storage, delay, 0.05)?;
     ensure!(pair.joined.target_manifest().software.name == "SPDK");
     host.vm.shutdown()

@@ -146,18 +146,18 @@ fn a_delay_is_found_in_its_stage_and_nowhere_else() -> Result<()> {
     let _turn = support::turn()?;
     let bed = Bed::new(Kernel::Debian6_12)?;
     bed.target.set_delay(standin::Stage::Storage, WAIT)?;
-    let before = reads(&bed, "before")?;
+    let before = [reads(&bed, "before")?];
     for (stage, of_target) in
         [(Stage::Storage, standin::Stage::Storage), (Stage::TargetDriver, standin::Stage::TargetDriver)]
     {
         let was = if stage == Stage::Storage { WAIT } else { Duration::ZERO };
         bed.target.set_delay(of_target, was + DELAY)?;
-        let after = reads(&bed, stage.name())?;
+        let after = [reads(&bed, stage.name())?];
         bed.target.set_delay(of_target, was)?;
         support::only_this_stage_grew(&before, &after, "read", stage, DELAY, TOLERANCE)?;
     }
     bed.host.vm.sh(&format!("tc qdisc add dev eth0 root netem delay {}ms", DELAY.as_millis()))?;
-    let after = reads(&bed, "network")?;
+    let after = [reads(&bed, "network")?];
     bed.host.vm.sh("tc qdisc del dev eth0 root")?;
     support::only_this_stage_grew(&before, &after, "read", Stage::Network, DELAY, TOLERANCE)?;
 
