@@ -272,12 +272,12 @@ int flush_raw(__u64 *ctx)
 	return 0;
 }
 
-/* The same without kernel BTF: at the call instructions of sendmsg in the socket module, by descriptor. */
+/* The same where neither is to be had: at the call instructions of sendmsg in the socket module. */
 SEC("uprobe")
 int flush_call(struct pt_regs *ctx)
 {
 	if (ours())
-		flushed((__u64)(__u32)PT_REGS_PARM1(ctx) + 1);
+		flushed(socket_key(PT_REGS_PARM1(ctx)));
 	return 0;
 }
 
@@ -287,12 +287,12 @@ struct sys_enter {
 	__u64 args[6];
 };
 
-/* The same where sendmsg is not called by name: any sendmsg of the process, by descriptor. */
+/* The same where sendmsg is not called by name: any sendmsg of the process. */
 SEC("tracepoint/syscalls/sys_enter_sendmsg")
 int flush_syscall(struct sys_enter *ctx)
 {
 	if (ours())
-		flushed((__u32)ctx->args[0] + 1);
+		flushed(socket_key(ctx->args[0]));
 	return 0;
 }
 

@@ -4,126 +4,13 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command as Process, Stdio};
+use std::process::Command as Process;
 use std::time::Duration;
 
+use common::standin::{Both, Running, Standin, program, record};
 use common::{Kept, assert_has, assert_ordered, poll_until, stop};
-use run_format::{Boundary, Counters, Side, Source};
-use spdk_probes::{Avoid, Choice, Detail, Error, Host, Options, Target, find, survey, survey_program};
-
-/// A program of the stand-in; built if it is not there yet.
-fn program(name: &str) -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let folder = test.parent().and_then(Path::parent).unwrap();
-    let path = folder.join(name);
-    if !path.exists() {
-        let status = Process::new(env!("CARGO"))
-            .args(["build", "-p", "standin", "--bins", "--target-dir"])
-            .arg(folder.parent().unwrap())
-            .status()
-            .unwrap();
-        assert!(status.success(), "the stand-in does not build");
-    }
-    path
-}
-
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-struct Standin {
-    process: Running,
-    address: String,
-    folder: tempfile::TempDir,
-}
-
-impl Standin {
-    fn start(arguments: &[&str]) -> Standin {
-        let folder = tempfile::tempdir().unwrap();
-        let mut process = Process::new(program("standin-target"))
-            .args(arguments)
-            .arg("--control")
-            .arg(folder.path().join("control"))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let out = BufReader::new(process.stdout.take().unwrap());
-        let process = Running(process);
-        let line = out
-            .lines()
-            .map(Result::unwrap)
-            .find(|line| line.starts_with("listening "))
-            .expect("the stand-in says where it listens");
-        let address = line.split(' ').nth(1).unwrap().to_owned();
-        Standin { process, address, folder }
-    }
-
-    fn attach(&self, options: &Options) -> Target {
-        let process = find(Side::Target, &Choice::Pid(self.process.0.id())).unwrap();
-        Target::attach(&process, options).unwrap()
-    }
-
-    fn control(&self, command: &str) -> String {
-        let mut stream = UnixStream::connect(self.folder.path().join("control")).unwrap();
-        writeln!(stream, "{command}").unwrap();
-        let mut answer = String::new();
-        BufReader::new(stream).read_line(&mut answer).unwrap();
-        answer.trim().to_owned()
-    }
-
-    /// An initiator that is connected and waits for a line.
-    fn initiator(&self, arguments: &[&str]) -> (Running, ChildStdin) {
-        let mut process = Process::new(program("standin-initiator"))
-            .args(["--connect", &self.address, "--hold"])
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut out = BufReader::new(process.stdout.take().unwrap());
-        let input = process.stdin.take().unwrap();
-        let mut line = String::new();
-        out.read_line(&mut line).unwrap();
-        assert!(!line.is_empty(), "the initiator does not connect");
-        // What it prints at its end must have somewhere to go.
-        std::thread::spawn(move || out.read_to_end(&mut Vec::new()));
-        (Running(process), input)
-    }
-}
-
-struct Both {
-    host: (Kept, Counters),
-    target: (Kept, Counters),
-}
-
-/// Records both ends of a load of exactly `count` commands on each queue.
-fn record(standin: &Standin, options: &Options, arguments: &[&str]) -> Both {
-    let mut target = standin.attach(options);
-    let (mut process, mut input) = standin.initiator(arguments);
-    let found = find(Side::Host, &Choice::Pid(process.0.id())).unwrap();
-    let mut host = Host::attach(&found, options).unwrap();
-    let (mut here, mut there) = (Kept::default(), Kept::default());
-    writeln!(input, "go").unwrap();
-    while process.0.try_wait().unwrap().is_none() {
-        host.poll(Duration::from_millis(10), &mut here).unwrap();
-        target.poll(Duration::from_millis(10), &mut there).unwrap();
-    }
-    assert!(host.ended());
-    poll_until(&mut target, &mut there, Duration::from_millis(200), |_| false);
-    let ours = stop(&mut host, &mut here);
-    let theirs = stop(&mut target, &mut there);
-    Both { host: (here, ours), target: (there, theirs) }
-}
+use run_format::{Boundary, Side, Source};
+use spdk_probes::{Avoid, Choice, Detail, Error, Options, Target, find, survey, survey_program};
 
 /// Reads, in-capsule writes, one R2T, several R2Ts, and commands without data.
 const LOADS: &[(&str, &str, u8, u32, u8)] = &[
@@ -259,14 +146,14 @@ fn both_sides_keep_the_same_commands_of_a_sample() {
 fn a_pause_and_the_end_of_a_connection_are_told() {
     let standin = Standin::start(&[]);
     let mut target = standin.attach(&Options::default());
-    let (mut process, mut input) = standin.initiator(&["--count", "50"]);
+    let mut initiator = standin.initiator(&["--count", "50"]);
     let mut kept = Kept::default();
     let nqn = "nqn.2024-01.io.fabscope:standin1";
     assert_eq!(standin.control(&format!("pause {nqn}")), "ok");
-    writeln!(input, "go").unwrap();
+    initiator.go();
     poll_until(&mut target, &mut kept, Duration::from_millis(300), |_| false);
     assert_eq!(standin.control(&format!("resume {nqn}")), "ok");
-    while process.0.try_wait().unwrap().is_none() {
+    while !initiator.has_ended() {
         target.poll(Duration::from_millis(10), &mut kept).unwrap();
     }
     poll_until(&mut target, &mut kept, Duration::from_millis(300), |_| false);
@@ -290,12 +177,12 @@ fn a_pause_and_the_end_of_a_connection_are_told() {
 fn a_connection_that_dies_leaves_no_command_unaccounted_for() {
     let standin = Standin::start(&["--delay", "storage=200ms"]);
     let mut target = standin.attach(&Options::default());
-    let (mut process, mut input) = standin.initiator(&["--count", "100000", "--queue-depth", "8"]);
+    let mut initiator = standin.initiator(&["--count", "100000", "--queue-depth", "8"]);
     let mut kept = Kept::default();
-    writeln!(input, "go").unwrap();
+    initiator.go();
     poll_until(&mut target, &mut kept, Duration::from_secs(5), |kept| !kept.commands.is_empty());
-    process.0.kill().unwrap();
-    process.0.wait().unwrap();
+    initiator.process.0.kill().unwrap();
+    initiator.process.0.wait().unwrap();
     // Longer than the grace after which a dead queue's commands are given up.
     poll_until(&mut target, &mut kept, Duration::from_secs(3), |_| false);
     let counters = stop(&mut target, &mut kept);
