@@ -146,7 +146,7 @@ fn a_delay_is_found_in_its_stage_and_nowhere_else() -> Result<()> {
     let _turn = support::turn()?;
     let bed = Bed::new(Kernel::Debian6_12)?;
     bed.target.set_delay(standin::Stage::Storage, WAIT)?;
-    let before = [reads(&bed, "before")?];
+    let before = [reads(&bed, "before")?, reads(&bed, "again")?];
     for (stage, of_target) in
         [(Stage::Storage, standin::Stage::Storage), (Stage::TargetDriver, standin::Stage::TargetDriver)]
     {
