@@ -2,17 +2,16 @@
 
 use run_format::Side;
 use run_format::columns::{self, Column};
-use std::fmt::Write;
 
 /// The README's table of columns, as the code has them.
 fn columns_table() -> String {
     let mut text = String::new();
     let mut section = |title: &str, columns: &[Column]| {
-        writeln!(text, "\n{title}\n\n| column | type | unit | what it is |\n|---|---|---|---|").unwrap();
+        text += &format!("\n{title}\n\n| column | type | unit | what it is |\n|---|---|---|---|\n");
         for c in columns {
             let null = if c.nullable { " or null" } else { "" };
             let kind = format!("{:?}", c.kind).to_lowercase();
-            writeln!(text, "| `{}` | {kind}{null} | {} | {} |", c.name, c.unit, c.meaning).unwrap();
+            text += &format!("| `{}` | {kind}{null} | {} | {} |\n", c.name, c.unit, c.meaning);
         }
     };
     section("`commands/*.parquet` of a host:", &columns::commands(Side::Host));
