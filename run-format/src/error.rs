@@ -60,6 +60,11 @@ pub enum Error {
         /// What polars said.
         source: Box<polars::error::PolarsError>,
     },
+    /// A file without which the run can not be read is cut or something else.
+    #[error(
+        "{0} is cut or no Parquet file: the run was damaged after it was recorded; copy it again from where it was recorded"
+    )]
+    Damaged(PathBuf),
     /// A column is not there or has another type.
     #[error("{path}: column {column} {reason}")]
     Column {

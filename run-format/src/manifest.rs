@@ -176,7 +176,9 @@ impl Lost {
     /// All of them.
     #[must_use]
     pub fn total(&self) -> u64 {
-        self.ring_full + self.map_full + self.unfinished + self.unreadable + self.probe_missed
+        [self.ring_full, self.map_full, self.unfinished, self.unreadable, self.probe_missed]
+            .into_iter()
+            .fold(0, u64::saturating_add)
     }
 }
 

@@ -6,13 +6,16 @@ use crate::{Error, Manifest, Queue, QueueId, columns};
 use polars::prelude::{DataFrame, IntoLazy, LazyFrame, ScanArgsParquet};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A run on disk.
 #[derive(Clone, Debug)]
 pub struct Run {
     directory: PathBuf,
+    place: Place,
     manifest: Manifest,
     segments: Vec<PathBuf>,
     broken: Vec<PathBuf>,
@@ -25,22 +28,23 @@ impl Run {
     /// [`Error::Missing`], [`Error::NotARun`], [`Error::Newer`], [`Error::Manifest`] or what the file system
     /// says.
     pub fn open(directory: &Path) -> Result<Run, Error> {
-        if !directory.exists() {
-            return Err(Error::Missing(directory.to_owned()));
+        match fs::metadata(directory) {
+            Ok(_) => {}
+            Err(e) if e.kind() == ErrorKind::NotFound => return Err(Error::Missing(directory.to_owned())),
+            Err(source) => return Err(unreadable(directory)(source)),
         }
         let path = directory.join("run.json");
-        let text = match fs::read_to_string(&path) {
+        let text = match fs::read(&path) {
             Ok(text) => text,
-            Err(e)
-                if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) =>
-            {
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
                 return Err(Error::NotARun(directory.to_owned()));
             }
-            Err(source) => return Err(Error::Io { doing: "read", path, source }),
+            Err(source) => return Err(unreadable(&path)(source)),
         };
         let manifest = parse_manifest(&path, &text)?;
         let (segments, broken) = segments(&directory.join("commands"))?;
-        Ok(Run { directory: directory.to_owned(), manifest, segments, broken })
+        let place = Place::of(directory)?;
+        Ok(Run { directory: directory.to_owned(), place, manifest, segments, broken })
     }
 
     /// Its directory.
@@ -78,7 +82,7 @@ impl Run {
             return Ok(DataFrame::empty_with_schema(&schema).lazy());
         }
         let folder = self.directory.join("commands");
-        let paths = self.segments.iter().map(|p| p.to_string_lossy().as_ref().into()).collect();
+        let paths = self.segments.iter().map(|p| self.place.path("commands", p).as_str().into()).collect();
         let args = ScanArgsParquet { glob: false, cache: false, ..ScanArgsParquet::default() };
         let mut frame = LazyFrame::scan_parquet_files(paths, args).map_err(parquet("read", &folder))?;
         let found = frame.collect_schema().map_err(parquet("read", &folder))?;
@@ -107,13 +111,16 @@ impl Run {
     /// Its queues by number. A run that was cut before the first segment has none.
     ///
     /// # Errors
-    /// When a file of `queues/` can not be read.
+    /// When a file of `queues/` can not be read, or is cut: without it nothing says whose the commands are.
     pub fn queues(&self) -> Result<BTreeMap<QueueId, Queue>, Error> {
-        let (files, _) = segments(&self.directory.join("queues"))?;
+        let (files, broken) = segments(&self.directory.join("queues"))?;
+        if let Some(path) = broken.into_iter().next() {
+            return Err(Error::Damaged(path));
+        }
         let mut queues = BTreeMap::new();
         for path in files {
             let args = ScanArgsParquet { glob: false, cache: false, ..ScanArgsParquet::default() };
-            let frame = LazyFrame::scan_parquet(path.to_string_lossy().as_ref().into(), args)
+            let frame = LazyFrame::scan_parquet(self.place.path("queues", &path).as_str().into(), args)
                 .and_then(LazyFrame::collect)
                 .map_err(parquet("read", &path))?;
             queues.extend(queues_from_frame(&frame).map_err(parquet("read", &path))?);
@@ -122,10 +129,43 @@ impl Run {
     }
 }
 
-fn parse_manifest(path: &Path, text: &str) -> Result<Manifest, Error> {
+/// Where a run lies, as polars takes it: it knows only UTF-8, and takes a relative path like `s3://x` or
+/// `file:x` for an address of another kind.
+#[derive(Clone, Debug)]
+struct Place {
+    path: String,
+    /// What the path goes through where the directory's own is not UTF-8.
+    _open: Option<Arc<File>>,
+}
+
+impl Place {
+    fn of(directory: &Path) -> Result<Place, Error> {
+        let absolute = std::path::absolute(directory).map_err(unreadable(directory))?;
+        if let Some(path) = absolute.to_str() {
+            return Ok(Place { path: path.to_owned(), _open: None });
+        }
+        let open = File::open(directory).map_err(unreadable(directory))?;
+        Ok(Place { path: format!("/proc/self/fd/{}", open.as_raw_fd()), _open: Some(Arc::new(open)) })
+    }
+
+    /// A file of one of the run's folders.
+    fn path(&self, folder: &str, file: &Path) -> String {
+        // `segments` takes only names that are UTF-8.
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        format!("{}/{folder}/{name}", self.path)
+    }
+}
+
+fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::Io { doing: "read", path, source }
+}
+
+fn parse_manifest(path: &Path, text: &[u8]) -> Result<Manifest, Error> {
+    const DAMAGED: &str = "the run was damaged after it was recorded";
     let bad = |reason: String| Error::Manifest { path: path.to_owned(), reason };
-    let value: serde_json::Value = serde_json::from_str(text)
-        .map_err(|e| bad(format!("not JSON ({e}): the run was damaged after it was recorded")))?;
+    let value: serde_json::Value =
+        serde_json::from_slice(text).map_err(|e| bad(format!("not JSON ({e}): {DAMAGED}")))?;
     let format = value.get("format").and_then(|f| f.as_str()).unwrap_or_default();
     let version = format
         .strip_prefix(Manifest::FORMAT_NAME)
@@ -142,7 +182,7 @@ fn parse_manifest(path: &Path, text: &str) -> Result<Manifest, Error> {
         }
         _ => return Err(bad(format!("format is {format:?}, not {}: not a fabscope run", Manifest::FORMAT))),
     }
-    serde_json::from_value(value).map_err(|e| bad(e.to_string()))
+    serde_json::from_value(value).map_err(|e| bad(format!("{e}: {DAMAGED}")))
 }
 
 /// The Parquet files of a folder: whole ones and others, each in the order of their names. A file that is
@@ -150,37 +190,46 @@ fn parse_manifest(path: &Path, text: &str) -> Result<Manifest, Error> {
 fn segments(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Error> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok((Vec::new(), Vec::new())),
-        Err(source) => return Err(Error::Io { doing: "read", path: folder.to_owned(), source }),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok((Vec::new(), Vec::new())),
+        Err(source) => return Err(unreadable(folder)(source)),
     };
     let mut paths = Vec::new();
     for entry in entries {
-        let entry = entry.map_err(|source| Error::Io { doing: "read", path: folder.to_owned(), source })?;
+        let entry = entry.map_err(unreadable(folder))?;
         let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.ends_with(".parquet") && !name.starts_with('.') {
-            paths.push(entry.path());
+        let text = name.to_string_lossy();
+        if text.ends_with(".parquet") && !text.starts_with('.') {
+            paths.push((entry.path(), name.to_str().is_some()));
         }
     }
     paths.sort();
-    Ok(paths.into_iter().partition(|path| is_whole(path)))
+    let (mut whole, mut broken) = (Vec::new(), Vec::new());
+    for (path, named) in paths {
+        let is_whole = named && is_whole(&path).map_err(unreadable(&path))?;
+        if is_whole { whole.push(path) } else { broken.push(path) }
+    }
+    Ok((whole, broken))
 }
 
-/// Whether a file begins and ends as a Parquet file does and its footer fits into it.
-fn is_whole(path: &Path) -> bool {
-    let check = || -> std::io::Result<bool> {
-        let mut file = File::open(path)?;
-        let length = file.metadata()?.len();
-        if length < 12 {
-            return Ok(false);
-        }
-        let mut magic = [0; 4];
-        file.read_exact(&mut magic)?;
-        file.seek(SeekFrom::End(-8))?;
-        let mut tail = [0; 8];
-        file.read_exact(&mut tail)?;
-        let footer = u64::from(u32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]));
-        Ok(&magic == b"PAR1" && &tail[4..] == b"PAR1" && footer + 12 <= length)
+/// Whether a file begins and ends as a Parquet file does and its footer fits into it. What can not be read at
+/// all is an error: it may well be whole.
+fn is_whole(path: &Path) -> std::io::Result<bool> {
+    let length = match fs::metadata(path) {
+        // Opening a pipe would wait for its writer.
+        Ok(metadata) if metadata.is_file() => metadata.len(),
+        Ok(_) => return Ok(false),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
+        Err(e) => return Err(e),
     };
-    check().unwrap_or(false)
+    if length < 12 {
+        return Ok(false);
+    }
+    let mut file = File::open(path)?;
+    let mut magic = [0; 4];
+    file.read_exact(&mut magic)?;
+    file.seek(SeekFrom::End(-8))?;
+    let mut tail = [0; 8];
+    file.read_exact(&mut tail)?;
+    let footer = u64::from(u32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]));
+    Ok(&magic == b"PAR1" && &tail[4..] == b"PAR1" && footer + 12 <= length)
 }

@@ -50,6 +50,15 @@ struct Job {
 }
 
 impl RunWriter {
+    /// Whether [`RunWriter::create`] would take this directory; nothing is changed. For asking before a
+    /// recording is set up.
+    ///
+    /// # Errors
+    /// As those of [`RunWriter::create`].
+    pub fn may_create(directory: &Path, force: bool) -> Result<(), Error> {
+        replaced(directory, force).map(drop)
+    }
+
     /// Creates the directory with its manifest. A directory that exists and is not empty is refused;
     /// `force` replaces it if it is a run.
     ///
@@ -244,28 +253,40 @@ fn io(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error 
 }
 
 fn make_directory(directory: &Path, force: bool) -> Result<(), Error> {
-    match fs::read_dir(directory) {
-        Ok(mut entries) => {
-            if entries.next().is_none() {
-                return Ok(());
-            }
-            if !force {
-                return Err(Error::Exists(directory.to_owned()));
-            }
-            let ours = fs::read_to_string(directory.join("run.json"))
-                .is_ok_and(|text| text.contains(Manifest::FORMAT_NAME));
-            if !ours {
-                return Err(Error::NotOurs(directory.to_owned()));
-            }
-            fs::remove_dir_all(directory).map_err(io("remove", directory))?;
-        }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-        Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => {
-            return Err(Error::NotOurs(directory.to_owned()));
-        }
-        Err(e) => return Err(io("read", directory)(e)),
+    // The directory itself stays: it may be the current one, or one that something is mounted on.
+    for path in replaced(directory, force)? {
+        let is_directory = fs::symlink_metadata(&path).is_ok_and(|m| m.is_dir());
+        let removed = if is_directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        removed.map_err(io("remove", &path))?;
     }
     fs::create_dir_all(directory).map_err(io("create", directory))
+}
+
+/// What is in a directory that a run may replace.
+fn replaced(directory: &Path, force: bool) -> Result<Vec<PathBuf>, Error> {
+    use std::io::ErrorKind::{NotADirectory, NotFound};
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == NotFound && fs::symlink_metadata(directory).is_err() => return Ok(Vec::new()),
+        // A file, or a link that leads nowhere.
+        Err(e) if matches!(e.kind(), NotADirectory | NotFound) && fs::symlink_metadata(directory).is_ok() => {
+            return Err(Error::NotOurs(directory.to_owned()));
+        }
+        Err(e) => return Err(io("create", directory)(e)),
+    };
+    let paths: Vec<PathBuf> = entries
+        .map(|entry| entry.map(|e| e.path()))
+        .collect::<Result<_, _>>()
+        .map_err(io("read", directory))?;
+    if paths.is_empty() {
+        return Ok(paths);
+    }
+    if !force {
+        return Err(Error::Exists(directory.to_owned()));
+    }
+    let ours =
+        fs::read_to_string(directory.join("run.json")).is_ok_and(|text| text.contains(Manifest::FORMAT_NAME));
+    if ours { Ok(paths) } else { Err(Error::NotOurs(directory.to_owned())) }
 }
 
 fn write_segment(root: &Path, number: &mut u64, mut job: Job) -> Result<Batch, Error> {

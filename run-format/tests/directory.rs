@@ -1,4 +1,5 @@
 //! The run directory: what is written reads back, whole, cut short, damaged or foreign.
+#![allow(clippy::unwrap_used)] // the helpers of tests, too
 
 use proptest::prelude::*;
 use run_format::{
@@ -253,4 +254,86 @@ fn a_full_disk_ends_the_recording_and_keeps_what_is_written() {
     let (kept, broken) = kept.unwrap();
     assert!(kept > 0 && (kept as u64) < n, "{kept} of {n}");
     assert_eq!(broken, 0);
+}
+
+/// Runs are read wherever they lie: polars takes `s3://x` and `file:x` for addresses, and only UTF-8.
+#[test]
+fn a_run_reads_under_any_name() {
+    use std::os::unix::ffi::OsStrExt;
+    let here = tempfile::tempdir().unwrap();
+    let not_text = std::ffi::OsStr::from_bytes(b"n\xff[a]*?.run");
+    for name in [Path::new(not_text), Path::new("file:x"), Path::new("s3:"), Path::new("a b%20\n.run")] {
+        let path = here.path().join(name);
+        write(&path, 3);
+        let run = Run::open(&path).unwrap();
+        assert_eq!((count(&run), run.queues().unwrap().len()), (3, 1), "{}", path.display());
+        assert_eq!(count(&run.clone()), 3);
+    }
+}
+
+#[test]
+fn queues_that_are_cut_are_named() {
+    let here = tempfile::tempdir().unwrap();
+    let path = here.path().join("x.run");
+    write(&path, 3);
+    let file = path.join("queues/0.parquet");
+    let whole = fs::read(&file).unwrap();
+    for bad in [&whole[..whole.len() / 2], b"", b"PAR1xxxxPAR1"] {
+        fs::write(&file, bad).unwrap();
+        let run = Run::open(&path).unwrap();
+        let error = run.queues().unwrap_err();
+        assert!(matches!(&error, Error::Damaged(path) if *path == file), "{error}");
+    }
+}
+
+/// A pipe would wait for its writer, and a folder is no file.
+#[test]
+fn a_segment_that_is_no_file_is_left_out() {
+    let here = tempfile::tempdir().unwrap();
+    let path = here.path().join("x.run");
+    write(&path, 3);
+    nix::unistd::mkfifo(&path.join("commands/1.parquet"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    fs::create_dir(path.join("commands/2.parquet")).unwrap();
+    std::os::unix::fs::symlink("nowhere", path.join("commands/3.parquet")).unwrap();
+    let run = Run::open(&path).unwrap();
+    assert_eq!((count(&run), run.broken_segments().len()), (3, 3));
+}
+
+#[test]
+fn what_may_be_created_is_known_before_and_changes_nothing() {
+    let here = tempfile::tempdir().unwrap();
+    let path = here.path().join("x.run");
+    RunWriter::may_create(&path, false).unwrap();
+    assert!(!path.exists());
+    write(&path, 3);
+    assert!(matches!(RunWriter::may_create(&path, false), Err(Error::Exists(_))));
+    RunWriter::may_create(&path, true).unwrap();
+    assert_eq!(count(&Run::open(&path).unwrap()), 3);
+
+    fs::write(here.path().join("file"), "x").unwrap();
+    assert!(matches!(RunWriter::may_create(&here.path().join("file"), true), Err(Error::NotOurs(_))));
+    let inside = RunWriter::may_create(&here.path().join("file/x.run"), true);
+    assert!(matches!(inside, Err(Error::Io { .. })), "{inside:?}");
+}
+
+/// `--force -o .`: the directory itself can not be taken away, nor where something is mounted on it.
+#[test]
+fn force_replaces_what_is_in_a_run_and_keeps_the_directory() {
+    use std::os::unix::fs::MetadataExt;
+    let here = tempfile::tempdir().unwrap();
+    let path = here.path().join("x.run");
+    write(&path, 3);
+    fs::create_dir(path.join("workload")).unwrap();
+    let inode = fs::metadata(&path).unwrap().ino();
+    drop(RunWriter::create(&path, manifest(Side::Target), true).unwrap());
+    assert_eq!(fs::metadata(&path).unwrap().ino(), inode);
+    let run = Run::open(&path).unwrap();
+    assert_eq!((count(&run), run.manifest().side), (0, Side::Target));
+    assert!(!path.join("workload").exists());
+}
+
+#[test]
+fn losses_beyond_any_count_are_added_up() {
+    let lost = run_format::Lost { ring_full: u64::MAX, map_full: u64::MAX, ..Default::default() };
+    assert_eq!(lost.total(), u64::MAX);
 }
