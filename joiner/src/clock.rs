@@ -17,8 +17,11 @@
 //! 4. **Refine**: all pairs near the line narrow it, piece by piece, to the range that (nearly) all of them
 //!    allow. Its half width is the stated uncertainty.
 
-use crate::lanes::{Item, Lanes, bounds, hosts_around, targets_inside};
+use crate::lanes::{Item, Lanes, bounds, hosts_around, partition_from, targets_inside};
+use crate::radix;
+use rayon::prelude::*;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 /// The fastest that two clocks are taken to drift apart: NTP's limit.
 const MAX_DRIFT: f64 = 500e-6;
@@ -96,13 +99,21 @@ impl Knot {
 }
 
 fn scaled(ns: i64, by: f64) -> i64 {
-    (ns as f64 * by).round() as i64
+    // `round` is a call on processors that are not known to have an instruction for it.
+    let exactly = ns as f64 * by;
+    (exactly + 0.5f64.copysign(exactly)) as i64
 }
 
 impl Line {
     /// Bounds of the offset at a time of the target.
     pub(crate) fn at(&self, t: i64) -> (i64, i64) {
-        let after = self.knots.partition_point(|k| k.at <= t);
+        self.at_near(t, &mut 0)
+    }
+
+    /// As [`Line::at`]; `hint` is kept from one time to the next, which is quicker where they are close.
+    pub(crate) fn at_near(&self, t: i64, hint: &mut usize) -> (i64, i64) {
+        let after = partition_from(&self.knots, *hint, |k| k.at <= t);
+        *hint = after;
         let (Some(first), Some(last)) = (self.knots.first(), self.knots.last()) else {
             return (0, 0);
         };
@@ -120,6 +131,11 @@ impl Line {
             let part = (t - a.at) as f64 / (b.at - a.at).max(1) as f64;
             (a.low + scaled(b.low - a.low, part), a.high + scaled(b.high - a.high, part))
         }
+    }
+
+    /// Whether it leaves almost nothing unexplained.
+    fn is_whole(&self) -> bool {
+        self.support.explained * 10 >= self.support.of * 9
     }
 
     /// Least-squares slope of the knots within `around` of a time.
@@ -194,9 +210,9 @@ struct Peak {
 }
 
 /// The stretches that more intervals cover than the stretches beside them, of at least `least` intervals.
-/// `events` is scratch: twice the value, one more where an interval ends.
-fn peaks(events: &mut [i64], least: u32, found: &mut Vec<Peak>) {
-    events.sort_unstable();
+/// `events` are twice the value, one more where an interval ends; `other` is scratch.
+fn peaks(events: &mut Vec<i64>, other: &mut Vec<i64>, least: u32, found: &mut Vec<Peak>) {
+    radix::sort(events, other);
     found.clear();
     let (mut cover, mut start, mut rising) = (0u32, 0, false);
     for &event in events.iter() {
@@ -219,6 +235,27 @@ fn push_interval(events: &mut Vec<i64>, low: i64, high: i64) {
     if low <= high {
         events.push(low << 1);
         events.push(high << 1 | 1);
+    }
+}
+
+/// The length of a command, ns, as far as 32 bits go.
+fn length(item: &Item) -> u32 {
+    u32::try_from(item.end - item.begin).unwrap_or(u32::MAX)
+}
+
+/// Hashes words that are hashes already, or small.
+#[derive(Default)]
+struct Mixed(u64);
+
+impl Hasher for Mixed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&b| self.write_u64(b.into()));
+    }
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(29) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
 
@@ -252,7 +289,7 @@ impl<'a> Sides<'a> {
         if self.a_is_host {
             targets_inside(lane, a, low, high, |_, b| found(self.pair(a, b)));
         } else {
-            hosts_around(lane, a, low, high, |_, b| found(self.pair(a, b)));
+            hosts_around(lane, a, low, high, &mut 0, |_, b| found(self.pair(a, b)));
         }
     }
 
@@ -264,7 +301,7 @@ impl<'a> Sides<'a> {
             (0..count).map(|w| if count == 1 { 0 } else { (n - size) * w / (count - 1) }).collect();
 
         // All possible partners of all windows' commands, grouped by key, by length.
-        let mut wanted: HashMap<(u64, u64), u32> = HashMap::new();
+        let mut wanted: HashMap<(u64, u64), u32, BuildHasherDefault<Mixed>> = HashMap::default();
         for &start in &starts {
             for &i in &self.a.by_time[start..start + size] {
                 let item = &self.a.items[i as usize];
@@ -272,13 +309,16 @@ impl<'a> Sides<'a> {
                 wanted.entry((item.lane, item.key)).or_insert(next);
             }
         }
-        let mut partners: Vec<(u32, i64, u32)> = Vec::new();
-        for (i, item) in self.b.items.iter().enumerate() {
-            if let Some(&id) = wanted.get(&(item.lane, item.key)) {
-                partners.push((id, item.end - item.begin, i as u32));
-            }
-        }
-        partners.sort_unstable();
+        let found: Vec<(u32, u32, u32)> = (self.b.items.par_iter().enumerate())
+            .with_min_len(1 << 14)
+            .filter_map(|(i, item)| Some((*wanted.get(&(item.lane, item.key))?, length(item), i as u32)))
+            .collect();
+        let mut order: Vec<u64> = (0..).zip(&found).map(|(n, f)| u64::from(f.1) << 32 | n).collect();
+        radix::by_upper_half(&mut order, found.iter().map(|f| f.1).max().unwrap_or(0));
+        let place = |w: u64| w as u32 as usize;
+        order.iter_mut().for_each(|w| *w = u64::from(found[place(*w)].0) << 32 | *w & u64::from(u32::MAX));
+        radix::by_upper_half(&mut order, wanted.len() as u32);
+        let partners: Vec<(u32, u32, u32)> = order.iter().map(|&w| found[place(w)]).collect();
 
         starts
             .iter()
@@ -290,7 +330,7 @@ impl<'a> Sides<'a> {
                     .filter_map(|rank| {
                         let item = &self.a.items[self.a.by_time[rank] as usize];
                         let id = *wanted.get(&(item.lane, item.key))?;
-                        let length = item.end - item.begin;
+                        let length = length(item);
                         let first = partners.partition_point(|p| p.0 < id);
                         let past = first + partners[first..].partition_point(|p| p.0 <= id);
                         let (from, to) = if self.a_is_host {
@@ -318,7 +358,7 @@ impl<'a> Sides<'a> {
             .collect()
     }
 
-    fn window(&self, mut voters: Vec<(usize, usize, usize)>, partners: &[(u32, i64, u32)]) -> Option<Window> {
+    fn window(&self, mut voters: Vec<(usize, usize, usize)>, partners: &[(u32, u32, u32)]) -> Option<Window> {
         voters.sort_unstable();
         loop {
             let first = voters.first()?.0;
@@ -370,15 +410,20 @@ impl<'a> Sides<'a> {
             MAX_DRIFT.min(2.0 * self.width as f64 / window.span.max(1) as f64)
         };
         let mut best: Vec<Candidate> = Vec::new();
-        let (mut events, mut found) = (Vec::with_capacity(pairs.len() * 2), Vec::new());
+        let (mut events, mut other, mut found) =
+            (Vec::with_capacity(pairs.len() * 2), Vec::new(), Vec::new());
         for slope in drifts {
             events.clear();
+            // The pairs of a command stand together.
+            let (mut x, mut shift) = (window.center, 0);
             for p in &pairs {
-                let shift = scaled(p.x - window.center, slope);
+                if p.x != x {
+                    (x, shift) = (p.x, scaled(p.x - window.center, slope));
+                }
                 push_interval(&mut events, p.low - shift, p.high - shift);
             }
             let least = best.first().map_or(1, |b| (b.votes / 2).max(1));
-            peaks(&mut events, least, &mut found);
+            peaks(&mut events, &mut other, least, &mut found);
             found.sort_unstable_by_key(|p| (std::cmp::Reverse(p.votes), p.low - p.high));
             for peak in found.iter().take(4 * CANDIDATES) {
                 let new = Candidate {
@@ -499,7 +544,7 @@ impl<'a> Sides<'a> {
             });
         }
         line.support.of += scratch.inside;
-        peaks(&mut scratch.events, 1, &mut scratch.peaks);
+        peaks(&mut scratch.events, &mut scratch.other, 1, &mut scratch.peaks);
         let middle = |p: &Peak| p.low + (p.high - p.low) / 2;
         let peak = scratch.peaks.iter().max_by_key(|p| (p.votes, -(middle(p) - expected).abs())).copied()?;
         let at = middle(&peak);
@@ -515,6 +560,17 @@ impl<'a> Sides<'a> {
         }
         line.knots.push(Knot { at: self.target_time(x, at), low: peak.low, high: peak.high });
         Some(Standing { x, middle: at, half: (peak.high - peak.low) / 2, ..*standing })
+    }
+
+    /// Whether a line was followed through most of the voters' run. One that overlaps it by little explains
+    /// that little easily.
+    fn is_long(&self, line: &Line) -> bool {
+        let begin = |n: Option<&u32>| n.map_or(0, |&n| self.a.items[n as usize].begin);
+        let span = begin(self.a.by_time.last()) - begin(self.a.by_time.first());
+        match (line.knots.first(), line.knots.last()) {
+            (Some(first), Some(last)) => (last.at - first.at) * 2 >= span,
+            _ => false,
+        }
     }
 
     fn is_explained(&self, pair: &Pair, line: &Line) -> bool {
@@ -560,6 +616,7 @@ impl Standing {
 #[derive(Debug, Default)]
 struct Scratch {
     events: Vec<i64>,
+    other: Vec<i64>,
     pairs: Vec<(Pair, i64, i64)>,
     peaks: Vec<Peak>,
     /// Commands of the last piece that were within the other recording.
@@ -612,14 +669,24 @@ pub(crate) fn search(host: &Lanes, target: &Lanes, certain: bool) -> Search {
     }
     let sides = Sides::new(host, target);
     let windows = sides.windows();
-    let mut candidates: Vec<Candidate> = windows
-        .iter()
-        .enumerate()
-        .flat_map(|(n, w)| sides.candidates(n, w, |_| false).into_iter().take(3))
-        .collect();
+    let of = |n: usize| sides.candidates(n, &windows[n], |_| false).into_iter().take(3);
+    // Mostly the window in the middle tells, and the others need not vote.
+    let middle = windows.len() / 2;
+    let quick = windows.get(middle).and_then(|window| {
+        let candidate = of(middle).next()?;
+        let line = sides.follow(&candidate, window, None);
+        (line.is_whole() && sides.is_long(&line)).then_some((candidate, line))
+    });
+    let mut best: Option<Line> = None;
+    let mut candidates: Vec<Candidate> = match quick {
+        Some((candidate, line)) => {
+            best = Some(line);
+            vec![candidate]
+        }
+        None => (0..windows.len()).into_par_iter().flat_map_iter(of).collect(),
+    };
     let votes = |c: &Candidate| f64::from(c.votes) / windows[c.window].voters.max(16) as f64;
     candidates.sort_by(|a, b| votes(b).total_cmp(&votes(a)));
-    let mut best: Option<Line> = None;
     let mut followed = 0;
     for candidate in &candidates {
         let window = &windows[candidate.window];
@@ -630,7 +697,7 @@ pub(crate) fn search(host: &Lanes, target: &Lanes, certain: bool) -> Search {
         });
         let hopeless = best.is_some() && votes(candidate) < votes(&candidates[0]) / 4.0;
         // A line that leaves almost nothing unexplained can only have rivals, and they are looked for below.
-        let whole = best.as_ref().is_some_and(|b| b.support.explained * 10 >= b.support.of * 9);
+        let whole = best.as_ref().is_some_and(Line::is_whole);
         if known || hopeless || whole || followed == CANDIDATES {
             continue;
         }
@@ -643,10 +710,12 @@ pub(crate) fn search(host: &Lanes, target: &Lanes, certain: bool) -> Search {
     let Some(best) = best else { return Search::Nothing { first: Support::default() } };
 
     // What the best line does not explain votes again.
-    let mut rivals: Vec<Candidate> = windows
-        .iter()
-        .enumerate()
-        .flat_map(|(n, w)| sides.candidates(n, w, |p| sides.is_explained(p, &best)).into_iter().take(3))
+    // A rival of a line that explains most of a run, and little less than it, is seen all along a third of
+    // the run at least, so every other window is enough to find it.
+    let every = if windows.len() == WINDOWS && best.is_whole() && sides.is_long(&best) { 2 } else { 1 };
+    let mut rivals: Vec<Candidate> = (windows.par_iter().enumerate().rev())
+        .step_by(every)
+        .flat_map_iter(|(n, w)| sides.candidates(n, w, |p| sides.is_explained(p, &best)).into_iter().take(3))
         .collect();
     rivals.sort_by(|a, b| votes(b).total_cmp(&votes(a)));
     let mut second = Support::default();
@@ -811,14 +880,14 @@ fn refine_piece(line: &Line, pairs: &[(i64, i64, i64)]) -> Piece {
     }
     // Otherwise the one that suits most.
     let step = (pairs.len() / 4_096).max(1);
-    let (mut events, mut found) = (Vec::new(), Vec::new());
+    let (mut events, mut other, mut found) = (Vec::new(), Vec::new(), Vec::new());
     let mut most = |slope: f64, step: usize| {
         events.clear();
         for p in pairs.iter().step_by(step) {
             let (low, high) = shifted(p, slope);
             push_interval(&mut events, low, high);
         }
-        peaks(&mut events, 1, &mut found);
+        peaks(&mut events, &mut other, 1, &mut found);
         found.iter().copied().max_by_key(|p| (p.votes, p.high - p.low))
     };
     let best = slopes

@@ -421,6 +421,14 @@ impl Prepared {
 /// (target). A fallback makes the host's interval wider and the target's narrower, so that the one always
 /// holds the other.
 fn on_the_wire(run: &Recording, row: usize) -> (i64, i64) {
+    let (begin, end) = match run.manifest.side {
+        Side::Host => (Boundary::HSent, Boundary::HRecv),
+        Side::Target => (Boundary::TRecv, Boundary::TSent),
+    };
+    let recorded = (run.time(begin, row), run.time(end, row));
+    if recorded.0 != NONE && recorded.1 != NONE {
+        return recorded;
+    }
     match run.manifest.side {
         Side::Host => {
             let h = filled(run.times::<8>(row), Side::Host);
@@ -512,14 +520,16 @@ fn settle(
 
     let (host_from, host_to) = window(host);
     let (target_from, target_to) = window(target);
-    for (item, fate) in h.lanes.items.iter().zip(&matching.host) {
+    for (n, fate) in matching.host.iter().enumerate().filter(|(_, f)| **f != Fate::Matched) {
+        let item = &h.lanes.items[n];
         let inside =
             || clock.target_time(item.begin) >= target_from && clock.target_time(item.end) <= target_to;
         if let Some(reason) = unmatched(*fate, inside) {
             h.fates[item.row as usize] = Row::Aside(reason);
         }
     }
-    for (item, fate) in t.lanes.items.iter().zip(&matching.target) {
+    for (n, fate) in matching.target.iter().enumerate().filter(|(_, f)| **f != Fate::Matched) {
+        let item = &t.lanes.items[n];
         let inside = || {
             item.begin + clock.offset(item.begin).0 - lead >= host_from
                 && item.end + clock.offset(item.end).0 + tail <= host_to
@@ -563,30 +573,27 @@ fn window(run: &Recording) -> (i64, i64) {
 }
 
 fn boundary_figures(host: &Recording, target: &Recording, pairs: &[Pair]) -> Vec<BoundaryFigures> {
-    const COUNT: usize = Boundary::ALL.len();
-    // Per boundary: joined commands that passed it, and those of them without its time.
-    let counts = pairs
-        .par_iter()
-        .with_min_len(4096)
-        .fold(
-            || [(0u64, 0u64); COUNT],
-            |mut counts, pair| {
-                let (h, t) = (pair.host_row as usize, pair.target_row as usize);
-                let has_r2t = host.r2ts[h] > 0 || target.r2ts[t] > 0;
-                for (count, &b) in counts.iter_mut().zip(Boundary::ALL) {
-                    let time = match b.side() {
-                        Side::Host => host.time(b, h),
-                        Side::Target => target.time(b, t),
-                    };
-                    if time != NONE || has_r2t || !is_of_r2t(b) {
-                        count.0 += 1;
-                        count.1 += u64::from(time == NONE);
-                    }
-                }
-                counts
-            },
-        )
-        .reduce(|| [(0, 0); COUNT], |a, b| std::array::from_fn(|n| (a[n].0 + b[n].0, a[n].1 + b[n].1)));
+    // For a boundary: joined commands that passed it, and those of them without its time.
+    let count = |&b: &Boundary| {
+        let run = match b.side() {
+            Side::Host => host,
+            Side::Target => target,
+        };
+        if !is_of_r2t(b) && run.has_all(b) {
+            return (pairs.len() as u64, 0);
+        }
+        let (mut passed, mut without) = (0, 0);
+        for pair in pairs {
+            let (h, t) = (pair.host_row as usize, pair.target_row as usize);
+            let time = run.time(b, if b.side() == Side::Host { h } else { t });
+            if time != NONE || !is_of_r2t(b) || host.r2ts[h] > 0 || target.r2ts[t] > 0 {
+                passed += 1;
+                without += u64::from(time == NONE);
+            }
+        }
+        (passed, without)
+    };
+    let counts: Vec<(u64, u64)> = Boundary::ALL.par_iter().map(count).collect();
     Boundary::ALL
         .iter()
         .zip(counts)

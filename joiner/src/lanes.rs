@@ -4,7 +4,7 @@
 //! A cid is not reused before its completion, so the commands of a lane (one queue, one cid) are disjoint in
 //! time on both sides. The matching rests on that.
 
-use rayon::prelude::*;
+use crate::radix;
 
 /// One command, as far as matching needs it.
 #[derive(Clone, Copy, Debug)]
@@ -51,17 +51,37 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    pub(crate) fn new(mut items: Vec<Item>) -> Lanes {
-        // The whole tuple, so that the result does not depend on the order of rows.
-        items.par_sort_unstable_by_key(|i| (i.lane, i.begin, i.end, i.key, i.row));
+    pub(crate) fn new(items: Vec<Item>) -> Lanes {
+        // Commands that begin together are ordered by all that they are, so that the result does not depend
+        // on the order of rows.
+        let whole = |&n: &u32| {
+            let i = &items[n as usize];
+            (i.begin, i.lane, i.end, i.key, i.row)
+        };
+        let in_time = radix::order(items.iter().map(|i| i.begin), |a, b| whole(a).cmp(&whole(b)));
+        // Time order within each lane, as lane and rank in time.
+        let mut order: Vec<u64> = (0..in_time.len() as u64).collect();
+        let lane_of = |rank: u64| items[in_time[rank as usize] as usize].lane;
+        match u32::try_from(items.iter().map(|i| i.lane).max().unwrap_or(0)) {
+            Ok(most) => {
+                order.iter_mut().for_each(|w| *w |= lane_of(*w) << 32);
+                radix::by_upper_half(&mut order, most);
+                order.iter_mut().for_each(|w| *w &= u64::from(u32::MAX));
+            }
+            // More than 65 536 links.
+            Err(_) => order.sort_by_key(|&rank| lane_of(rank)),
+        }
+        let mut by_time = vec![0; in_time.len()];
+        for (n, &rank) in (0..).zip(&order) {
+            by_time[rank as usize] = n;
+        }
+        let items: Vec<Item> = order.iter().map(|&rank| items[in_time[rank as usize] as usize]).collect();
         let mut starts: Vec<(u64, u32)> = Vec::new();
         for (n, item) in items.iter().enumerate() {
             if starts.last().is_none_or(|s| s.0 != item.lane) {
                 starts.push((item.lane, n as u32));
             }
         }
-        let mut by_time: Vec<u32> = (0..items.len() as u32).collect();
-        by_time.par_sort_unstable_by_key(|&n| (items[n as usize].begin, n));
         Lanes { items, starts, by_time }
     }
 
@@ -86,20 +106,40 @@ impl Lanes {
     }
 }
 
+/// How far from where the last search ended a search looks before it halves the rest.
+const NEAR: usize = 8;
+
+/// As `partition_point`, and quicker where the answer is at or a little after `hint`.
+pub(crate) fn partition_from<T>(sorted: &[T], hint: usize, holds: impl Fn(&T) -> bool) -> usize {
+    let from = hint.min(sorted.len());
+    if from > 0 && !holds(&sorted[from - 1]) {
+        return sorted[..from].partition_point(holds);
+    }
+    let near = (from + NEAR).min(sorted.len());
+    for (n, item) in sorted[from..near].iter().enumerate() {
+        if !holds(item) {
+            return from + n;
+        }
+    }
+    near + sorted[near..].partition_point(holds)
+}
+
 /// How many items of a lane are looked at past the last that could fit: where records are in order none
 /// can follow, and a few odd records must not hide the right one.
 const PAST: usize = 3;
 
 /// Calls `found` with each host item of `lane` that is the same as `target` on the wire and fits around it at
-/// some offset of `low..=high`.
+/// some offset of `low..=high`. `hint` is where the last search in this lane ended.
 pub(crate) fn hosts_around<'a>(
     lane: &'a [Item],
     target: &Item,
     low: i64,
     high: i64,
+    hint: &mut usize,
     mut found: impl FnMut(usize, &'a Item),
 ) {
-    let after = lane.partition_point(|h| h.begin <= target.begin + high);
+    let after = partition_from(lane, *hint, |h| h.begin <= target.begin + high);
+    *hint = after;
     let mut past = 0;
     for (n, host) in lane[..after].iter().enumerate().rev() {
         if host.end < target.end + low {
@@ -135,6 +175,51 @@ pub(crate) fn targets_inside<'a>(
             if lo <= hi && lo <= high && hi >= low {
                 found(n, target);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Item, Lanes, lane, partition_from};
+    use proptest::prelude::*;
+
+    fn items() -> impl Strategy<Value = Vec<Item>> {
+        let link = prop_oneof![0u32..3, Just(70_000)];
+        let item =
+            (link, 0u16..5, 0u64..3, 0i64..200, 0i64..20).prop_map(|(link, cid, key, begin, length)| Item {
+                lane: lane(link, cid),
+                key,
+                begin,
+                end: begin + length,
+                row: 0,
+            });
+        proptest::collection::vec(item, 0..500)
+    }
+
+    proptest! {
+        #[test]
+        fn lanes_are_in_order_and_time_is_too(mut items in items()) {
+            for (row, item) in (0..).zip(&mut items) {
+                item.row = row;
+            }
+            let whole = |i: &Item| (i.lane, i.begin, i.end, i.key, i.row);
+            let lanes = Lanes::new(items.clone());
+            items.sort_unstable_by_key(whole);
+            prop_assert!(lanes.items.iter().map(whole).eq(items.iter().map(whole)));
+            let mut by_time: Vec<u32> = (0..items.len() as u32).collect();
+            by_time.sort_unstable_by_key(|&n| (items[n as usize].begin, n));
+            prop_assert_eq!(&lanes.by_time, &by_time);
+            for (lane, from, of_lane) in lanes.lanes() {
+                prop_assert!(items[from..from + of_lane.len()].iter().all(|i| i.lane == lane));
+            }
+            prop_assert_eq!(lanes.lanes().map(|l| l.2.len()).sum::<usize>(), items.len());
+        }
+
+        #[test]
+        fn a_hint_changes_no_search(mut v in proptest::collection::vec(0u32..50, 0..60), hint in 0usize..80, at in 0u32..50) {
+            v.sort_unstable();
+            prop_assert_eq!(partition_from(&v, hint, |&x| x <= at), v.partition_point(|&x| x <= at));
         }
     }
 }

@@ -13,6 +13,7 @@ mod lanes;
 mod matching;
 mod model;
 mod queues;
+mod radix;
 mod recording;
 mod report;
 mod stats;

@@ -43,10 +43,37 @@ pub(crate) const fn is_of_r2t(boundary: Boundary) -> bool {
     matches!(boundary, Boundary::HR2t | Boundary::HDataSent | Boundary::TR2t | Boundary::TData)
 }
 
+/// The slots of a side's boundaries that every command passes, as bits.
+const fn passed_by_all(side: run_format::Side) -> u16 {
+    let (mut slots, mut n) = (0, 0);
+    while n < Boundary::ALL.len() {
+        let b = Boundary::ALL[n];
+        if b.side() as u8 == side as u8 && !is_of_r2t(b) {
+            slots |= 1 << b.slot();
+        }
+        n += 1;
+    }
+    slots
+}
+
+/// Whether any of the boundaries that every command passes has no time.
+fn lacks<const N: usize>(times: &[i64; N], side: run_format::Side) -> bool {
+    const HOST: u16 = passed_by_all(run_format::Side::Host);
+    const TARGET: u16 = passed_by_all(run_format::Side::Target);
+    let passed = match side {
+        run_format::Side::Host => HOST,
+        run_format::Side::Target => TARGET,
+    };
+    (0..N).any(|slot| times[slot] == NONE && passed >> slot & 1 == 1)
+}
+
 /// The times of one side with every lacking one replaced by its fallback where there is one. The
 /// boundaries that only R2T writes pass are left as they are.
 pub(crate) fn filled<const N: usize>(mut times: [i64; N], side: run_format::Side) -> [i64; N] {
     let recorded = times;
+    if !lacks(&recorded, side) {
+        return times;
+    }
     for (boundary, instead) in FALLBACKS {
         if boundary.side() == side && !is_of_r2t(*boundary) && recorded[boundary.slot()] == NONE {
             let found = instead.iter().map(|b| recorded[b.slot()]).find(|&t| t != NONE);
@@ -177,11 +204,7 @@ impl Terms {
     pub(crate) fn new(h: &[i64; 8], r2t_turnaround: i64, t: &[i64; 7]) -> Option<Terms> {
         let filled_h = filled(*h, run_format::Side::Host);
         let filled_t = filled(*t, run_format::Side::Target);
-        let complete = |b: &Boundary| match b.side() {
-            run_format::Side::Host => at(&filled_h, *b) != NONE,
-            run_format::Side::Target => at(&filled_t, *b) != NONE,
-        };
-        if !Boundary::ALL.iter().filter(|b| !is_of_r2t(**b)).all(complete) {
+        if lacks(&filled_h, run_format::Side::Host) || lacks(&filled_t, run_format::Side::Target) {
             return None;
         }
         let wait = data_wait(t, &filled_t);

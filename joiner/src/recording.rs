@@ -175,6 +175,12 @@ impl Recording {
         self.times[boundary.slot()].get(row).copied().unwrap_or(NONE)
     }
 
+    /// Whether every command has a time at a boundary of this side.
+    pub(crate) fn has_all(&self, boundary: Boundary) -> bool {
+        let times = &self.times[boundary.slot()];
+        times.len() == self.len() && !times.contains(&NONE)
+    }
+
     /// All times of a command by [`Boundary::slot`].
     pub(crate) fn times<const N: usize>(&self, row: usize) -> [i64; N] {
         std::array::from_fn(|slot| self.times[slot].get(row).copied().unwrap_or(NONE))

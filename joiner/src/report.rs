@@ -659,17 +659,19 @@ impl<K, M> Rows<K, M> {
     {
         let keys: Vec<Key> = rows.par_iter().with_min_len(CHUNK).map(&self.key).collect();
         let mut numbers: HashMap<Key, u32> = HashMap::new();
-        let mut last: Option<(Key, u32)> = None;
+        // Most loads have few classes: finding one of the first few takes no hashing.
+        let mut first: Vec<(Key, u32)> = Vec::with_capacity(8);
         let of_row: Vec<u32> = keys
             .iter()
             .map(|&key| {
-                // Neighbours are often alike.
-                if let Some((_, number)) = last.filter(|l| l.0 == key) {
-                    return number;
+                if let Some(known) = first.iter().find(|f| f.0 == key) {
+                    return known.1;
                 }
                 let next = numbers.len() as u32;
                 let number = *numbers.entry(key).or_insert(next);
-                last = Some((key, number));
+                if number == next && first.len() < 8 {
+                    first.push((key, number));
+                }
                 number
             })
             .collect();
