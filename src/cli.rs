@@ -1,6 +1,7 @@
 //! The command line: each flag is defined here, once.
 
 use clap::{Args, Parser, ValueEnum};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -59,7 +60,7 @@ pub struct RecordTarget {
 pub struct RecordCommon {
     /// Record the SPDK process with this PID or program path; without a value, the only one there is.
     #[arg(long, value_name = "PID|PATH", num_args = 0..=1, default_missing_value = "")]
-    pub spdk: Option<String>,
+    pub spdk: Option<OsString>,
     /// Where the run goes [default: host.run or target.run].
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
@@ -89,7 +90,7 @@ pub struct RecordCommon {
     pub quiet: bool,
     /// Record while this command runs; its output is kept in the run and its exit code is passed on.
     #[arg(last = true, value_name = "CMD")]
-    pub command: Vec<String>,
+    pub command: Vec<OsString>,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -120,7 +121,7 @@ pub struct ProbeCommon {
     /// The SPDK process with this PID, or a program file (which needs no rights); without a value, the only
     /// process there is.
     #[arg(long, value_name = "PID|PATH", num_args = 0..=1, default_missing_value = "")]
-    pub spdk: Option<String>,
+    pub spdk: Option<OsString>,
     /// Layout file for a stripped program.
     #[arg(long, value_name = "FILE")]
     pub layout: Option<PathBuf>,
@@ -179,7 +180,7 @@ pub enum By {
 
 #[derive(Debug, Args)]
 pub struct Demo {
-    /// Keep the recorded runs in this directory.
+    /// Keep the recorded runs in this directory, in place of an earlier demo's.
     #[arg(long, value_name = "DIR")]
     pub keep: Option<PathBuf>,
     /// How much slower storage is made, such as 500us.
@@ -218,7 +219,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     };
     let number: f64 = number.parse().map_err(|_| format!("{number:?} is not a number"))?;
     let nanos = number * nanos;
-    if nanos < 1.0 || nanos > 1e18 {
+    if !(1.0..=1e18).contains(&nanos) {
         return Err("must be more than nothing and less than 30 years".into());
     }
     Ok(Duration::from_nanos(nanos as u64))

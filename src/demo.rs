@@ -2,16 +2,20 @@
 //! amount, records again, and shows which stage grew.
 
 use crate::cli::{Demo, Format};
+use crate::exit;
 use crate::recorder::{self, Plan};
 use crate::report;
 use crate::signals::Signals;
 use anyhow::{Context, Result, bail};
 use joiner::{Class, JoinOptions, Report, ReportOptions};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use run_format::{Nanos, Run, Side, Stage};
 use spdk_probes::{Choice, Options};
 use standin::spawn::{Initiator, Target};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// What a read of the stand-in's storage takes to begin with, as on a flash drive. Not nothing: a command that
@@ -27,26 +31,37 @@ const TOLERANCE: f64 = 0.03;
 /// When the stand-in can not be started or recorded, or the storage stage did not grow as it should have.
 pub fn run(options: &Demo) -> Result<ExitCode> {
     let signals = Signals::catch()?;
-    let scratch = tempfile::Builder::new().prefix("fabscope-demo-").tempdir().context("make a scratch folder")?;
+    let scratch =
+        tempfile::Builder::new().prefix("fabscope-demo-").tempdir().context("make a scratch folder")?;
     let home = options.keep.as_deref().unwrap_or(scratch.path());
-    println!("This demo records a stand-in target and a stand-in initiator over NVMe/TCP on this machine.");
-    println!("They have SPDK's probe points and are not SPDK; fabscope records them just as it records SPDK.\n");
+    exit::print(
+        "This demo records a stand-in target and a stand-in initiator over NVMe/TCP on this machine.\n\
+         They have SPDK's probe points and are not SPDK; fabscope records them just as it records SPDK.\n\n",
+    )?;
 
     let target = Target::spawn(["--delay".to_owned(), format!("storage={}us", DRIVE.as_micros())])?;
     let before = phase(&target, &home.join("before"), options, &signals)?;
     report::print(&before, Format::Table)?;
 
-    println!("\nNow the stand-in's storage is made slower by {}, and both are recorded again.\n", show(options.delay));
+    exit::print(&format!(
+        "\nNow the stand-in's storage is made slower by {}, and both are recorded again.\n\n",
+        show(options.delay)
+    ))?;
     target.set_delay(standin::Stage::Storage, DRIVE + options.delay)?;
     let after = phase(&target, &home.join("after"), options, &signals)?;
     target.stop()?;
 
     let shown = compare(&before, &after, options.delay)?;
     if let Some(keep) = &options.keep {
-        println!("\nThe runs are kept: fabscope report {0}/after/host.run {0}/after/target.run", keep.display());
+        let keep = keep.display();
+        exit::print(&format!(
+            "\nThe runs are kept: fabscope report {keep}/after/host.run {keep}/after/target.run\n"
+        ))?;
     }
     if !shown {
-        bail!("the stages did not show the delay as they should: is this machine very busy? try --duration 10s");
+        bail!(
+            "the stages did not show the delay as they should: is this machine very busy? try --duration 10s, or a larger --delay"
+        );
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -74,11 +89,23 @@ fn phase(target: &Target, home: &Path, options: &Demo, signals: &Signals) -> Res
     // The host's recording ends with the initiator; the target's is then told to end.
     let enough = signals.another();
     let (host_run, target_run) = (home.join("host.run"), home.join("target.run"));
+    let load = i32::try_from(initiator.pid()).map(Pid::from_raw).context("a process number")?;
+    let over = AtomicBool::new(false);
     let summary = std::thread::scope(|threads| {
-        let recorded_target =
-            threads.spawn(|| recorder::record(on_target, &quietly(&target_run), &enough));
+        // A signal ends the load too.
+        threads.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                if signals.came().is_some() {
+                    let _ = kill(load, Signal::SIGTERM);
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let recorded_target = threads.spawn(|| recorder::record(on_target, &quietly(&target_run), &enough));
         let recorded_host = threads.spawn(|| recorder::record(on_host, &quietly(&host_run), signals));
         let summary = initiator.finish();
+        over.store(true, Ordering::Relaxed);
         let host = recorded_host.join();
         enough.raise();
         let target = recorded_target.join();
@@ -86,7 +113,11 @@ fn phase(target: &Target, home: &Path, options: &Demo, signals: &Signals) -> Res
             recorded.map_err(|_| anyhow::anyhow!("a recording panicked"))??;
         }
         summary
-    })?;
+    });
+    if signals.came().is_some() {
+        bail!("ended by a signal");
+    }
+    let summary = summary?;
     if summary.errors > 0 {
         bail!("{} of the initiator's commands failed", summary.errors);
     }
@@ -110,20 +141,20 @@ fn quietly(output: &Path) -> Plan<'_> {
 /// busy machine adds milliseconds to a few commands in every stage.
 fn compare(before: &Report, after: &Report, delay: Duration) -> Result<bool> {
     let (before, after) = (main_class(before)?, main_class(after)?);
-    println!("{:<18}{:>12}{:>12}{:>14}", "median", "before", "after", "difference");
+    let mut text = format!("{:<18}{:>12}{:>12}{:>14}\n", "median", "before", "after", "difference");
     let expected = delay.as_nanos() as f64;
     let mut all_shown = true;
     for stage in Stage::ALL {
         let median = |class: &Class| class.stages.of(stage).and_then(|f| f.times.p50_ns);
         let (Some(b), Some(a)) = (median(before), median(after)) else {
-            bail!("too few commands for a median of {stage}");
+            bail!("too few commands for a median of {stage}: give more time with --duration");
         };
         let difference = a as f64 - b as f64;
         let wanted = if stage == Stage::Storage { expected } else { 0.0 };
         let shown = (difference - wanted).abs() <= TOLERANCE * expected;
         all_shown &= shown;
-        println!(
-            "{:<18}{:>12}{:>12}{:>14}  {}",
+        text += &format!(
+            "{:<18}{:>12}{:>12}{:>14}  {}\n",
             stage.title(),
             time(b as f64),
             time(a as f64),
@@ -136,8 +167,9 @@ fn compare(before: &Report, after: &Report, delay: Duration) -> Result<bool> {
         );
     }
     if all_shown {
-        println!("\nThe storage stage grew by what was done to it, and no other stage did.");
+        text += "\nThe storage stage grew by what was done to it, and no other stage did.\n";
     }
+    exit::print(&text)?;
     Ok(all_shown)
 }
 

@@ -1,14 +1,14 @@
 //! `fabscope probe host|target`: shows the plan that `record` would carry out.
 
 use crate::cli::{Format, Probe, ProbeCommon};
+use crate::exit::{print, say};
 use crate::record::parse_choice;
 use anyhow::{Result, bail};
 use run_format::{Hook, Side};
 use serde_json::json;
 use spdk_probes::{Choice, Options, resolve::Binary};
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Runs `probe`.
@@ -22,6 +22,9 @@ pub fn run(what: &Probe) -> Result<ExitCode> {
         }
         Probe::Target(options) => (Side::Target, &options.common, false),
     };
+    if kernel && (common.layout.is_some() || common.debug_file.is_some()) {
+        bail!("--layout and --debug-file are for an SPDK program: name it with --spdk");
+    }
     let (of, hooks, obstacles) = if kernel { of_kernel()? } else { of_spdk(side, common)? };
     let text = match common.format.format {
         Format::Json => {
@@ -31,7 +34,7 @@ pub fn run(what: &Probe) -> Result<ExitCode> {
         }
         Format::Table => table(&of, &hooks, &obstacles),
     };
-    std::io::stdout().write_all(text.as_bytes())?;
+    print(&text)?;
     Ok(if obstacles.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -66,14 +69,14 @@ fn of_spdk(side: Side, common: &ProbeCommon) -> Result<(String, Vec<Hook>, Vec<S
     Ok((of, survey.hooks(), Vec::new()))
 }
 
-fn save_layout(program: &Path, debug_file: Option<&Path>, file: &PathBuf) -> Result<()> {
+fn save_layout(program: &Path, debug_file: Option<&Path>, file: &Path) -> Result<()> {
     let mut binary = Binary::open(program, None)?;
     if let Some(debug_file) = debug_file {
         binary.set_debug_file(debug_file)?;
     }
     let layout = binary.layout()?;
     layout.save(file)?;
-    eprintln!("{}: layout of build-id {}", file.display(), layout.build_id());
+    say(&format!("{}: layout of build-id {}", file.display(), layout.build_id()));
     Ok(())
 }
 
@@ -81,7 +84,11 @@ fn table(of: &str, hooks: &[Hook], obstacles: &[String]) -> String {
     let mut text = format!("{of}\n\n");
     let width = hooks.iter().filter_map(|h| h.hook.as_ref().map(String::len)).max().unwrap_or(4).max(4);
     // Writing into a String can not fail.
-    let _ = writeln!(text, "{:<12}  {:<width$}  {:>4}  {:>8}  instruction", "boundary", "hook", "rung", "per hit");
+    let _ = writeln!(
+        text,
+        "{:<12}  {:<width$}  {:>4}  {:>8}  instruction",
+        "boundary", "hook", "rung", "per hit"
+    );
     for hook in hooks {
         let _ = writeln!(
             text,

@@ -46,5 +46,8 @@ pub fn summary(c: &Counters) -> String {
     if c.unsampled > 0 {
         text += &format!(", {} left out by sampling", HumanCount(c.unsampled));
     }
+    if c.in_flight > 0 {
+        text += &format!(", {} not over at the end", HumanCount(c.in_flight));
+    }
     text + &format!(", {} lost", HumanCount(c.lost.total()))
 }

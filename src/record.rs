@@ -3,9 +3,11 @@
 use crate::cli::{Record, RecordCommon, RecordHost, RecordTarget};
 use crate::recorder::{self, Plan};
 use crate::signals::Signals;
+use crate::workload;
 use anyhow::{Result, bail};
-use run_format::Side;
+use run_format::{RunWriter, Side};
 use spdk_probes::Choice;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -17,6 +19,14 @@ use std::process::ExitCode;
 pub fn run(what: &Record) -> Result<ExitCode> {
     // Signals are caught before anything is attached, so that Ctrl-C always ends in order.
     let signals = Signals::catch()?;
+    let (side, common) = match what {
+        Record::Host(options) => (Side::Host, &options.common),
+        Record::Target(options) => (Side::Target, &options.common),
+    };
+    // What the recording would fail at later is refused before the system under test is touched, and before
+    // --force removes anything.
+    RunWriter::may_create(output(common, side), common.force)?;
+    workload::check(&common.command)?;
     match what {
         Record::Host(options) => host(options, &signals),
         Record::Target(options) => target(options, &signals),
@@ -37,6 +47,11 @@ fn host(options: &RecordHost, signals: &Signals) -> Result<ExitCode> {
             recorder::record(source, &plan, signals)
         }
         None => {
+            if common.debug_file.is_some() {
+                bail!(
+                    "--debug-file is for an SPDK program, and the kernel's driver would be recorded: name the program with --spdk, or leave --debug-file out"
+                );
+            }
             let options = kernel_probes::HostOptions {
                 one_in: common.sample,
                 ring_bytes: ring_bytes(common),
@@ -83,10 +98,10 @@ fn kernel_controllers() -> Vec<String> {
 }
 
 /// What `--spdk` says: nothing, a PID or a path.
-pub fn parse_choice(text: &str) -> Choice {
+pub fn parse_choice(text: &OsStr) -> Choice {
     if text.is_empty() {
         Choice::Only
-    } else if let Ok(pid) = text.parse() {
+    } else if let Some(pid) = text.to_str().and_then(|text| text.parse().ok()) {
         Choice::Pid(pid)
     } else {
         Choice::Path(PathBuf::from(text))
@@ -108,14 +123,17 @@ fn ring_bytes(common: &RecordCommon) -> u32 {
     common.ring_mib.next_power_of_two() << 20
 }
 
-fn plan(common: &RecordCommon, side: Side) -> Plan<'_> {
-    let output = match (&common.output, side) {
+fn output(common: &RecordCommon, side: Side) -> &Path {
+    match (&common.output, side) {
         (Some(output), _) => output,
         (None, Side::Host) => Path::new("host.run"),
         (None, Side::Target) => Path::new("target.run"),
-    };
+    }
+}
+
+fn plan(common: &RecordCommon, side: Side) -> Plan<'_> {
     Plan {
-        output,
+        output: output(common, side),
         force: common.force,
         duration: common.duration,
         one_in: common.sample,

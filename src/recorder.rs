@@ -1,13 +1,14 @@
 //! The recording loop: an attached source into a run directory, until something ends it.
 
+use crate::exit;
 use crate::progress::{Progress, summary};
 use crate::signals::Signals;
 use crate::workload::Running;
 use anyhow::{Context, Result};
-use run_format::{
-    Counters, Manifest, RunWriter, Source, State, Window, clock_pair, machine, monotonic_now,
-};
+use run_format::{Counters, Manifest, RunWriter, Source, State, Window, clock_pair, machine, monotonic_now};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -31,7 +32,7 @@ pub struct Plan<'a> {
     /// The user's labels.
     pub labels: BTreeMap<String, String>,
     /// Runs while it lasts, and its end ends it.
-    pub command: &'a [String],
+    pub command: &'a [OsString],
     /// No progress line.
     pub quiet: bool,
 }
@@ -64,7 +65,15 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
     let mut writer = RunWriter::create(plan.output, manifest, plan.force)?;
     let mut running = match plan.command {
         [] => None,
-        argv => Some(Running::start(argv, plan.output)?),
+        argv => match Running::start(argv, plan.output) {
+            Ok(running) => Some(running),
+            Err(error) => {
+                // There is nothing in the run, and the next try wants its name.
+                drop(writer);
+                let _ = std::fs::remove_dir_all(plan.output);
+                return Err(error);
+            }
+        },
     };
     writer.manifest().workload = running.as_ref().map(Running::describe);
 
@@ -78,7 +87,23 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
     let stopped = source.stop(&mut writer).context("stop the probes");
     let counters = source.counters().context("read the counters");
     let mut code = ExitCode::SUCCESS;
-    let workload = running.map(|running| end_command(running, signals)).transpose();
+    writer.manifest().counters = counters.as_ref().copied().unwrap_or_default();
+    writer.manifest().window.end_ns = end;
+    let mut late = Ok(());
+    let workload = running
+        .map(|mut running| {
+            if running.ended()?.is_none() && (reason.is_err() || !plan.quiet) {
+                let why = reason.as_ref().map_or_else(exit::text, |why| (*why).to_owned());
+                exit::say(&format!("the recording has ended ({why}); waiting for the command to end"));
+            }
+            end_command(running, signals, || {
+                // What is left in memory does not wait for the command.
+                if late.is_ok() && reason.is_ok() {
+                    late = writer.tick().context("write the run");
+                }
+            })
+        })
+        .transpose();
     if let Ok(Some((workload, exit))) = &workload {
         writer.manifest().workload = Some(workload.clone());
         code = ExitCode::from(*exit);
@@ -89,10 +114,13 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
     let reason = reason?;
     stopped?;
     let counters = counters?;
+    late?;
     closed?;
     workload?;
     if !plan.quiet {
-        eprintln!("{}: {} ({reason})", plan.output.display(), summary(&counters));
+        // The recording is whole whether or not somebody reads this.
+        let text = format!("{}: {} ({reason})", plan.output.display(), summary(&counters));
+        let _ = writeln!(std::io::stderr(), "{text}");
     }
     Ok(code)
 }
@@ -136,15 +164,20 @@ fn run_loop<S: Source>(
     }
 }
 
-/// Waits for the command to end, passing a signal on to it.
-fn end_command(mut running: Running, signals: &Signals) -> Result<(run_format::Workload, u8)> {
+/// Waits for the command to end, passing signals on to it, and does `meanwhile` again and again.
+fn end_command(
+    mut running: Running,
+    signals: &Signals,
+    mut meanwhile: impl FnMut(),
+) -> Result<(run_format::Workload, u8)> {
     loop {
         if let Some(status) = running.ended()? {
-            return running.finish(status);
+            return running.finish(status, signals);
         }
-        if let Some(signal) = signals.came() {
+        if let Some(signal) = signals.next() {
             running.forward(signal);
         }
+        meanwhile();
         std::thread::sleep(Duration::from_millis(20));
     }
 }

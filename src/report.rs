@@ -1,10 +1,10 @@
 //! `fabscope report`: opens the runs, joins them where there are two, and prints.
 
 use crate::cli::{By, Format, Report as Options};
+use crate::exit;
 use anyhow::Result;
 use joiner::{GroupBy, JoinOptions, Report, ReportOptions};
 use run_format::{Run, Side};
-use std::io::Write;
 use std::process::ExitCode;
 
 /// Runs `report`.
@@ -52,6 +52,5 @@ pub fn print(report: &Report, format: Format) -> Result<()> {
     if !text.ends_with('\n') {
         text.push('\n');
     }
-    std::io::stdout().write_all(text.as_bytes())?;
-    Ok(())
+    exit::print(&text)
 }

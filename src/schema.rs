@@ -1,8 +1,8 @@
 //! `fabscope schema`: the JSON schemas of what programs read.
 
 use crate::cli::{Schema, SchemaOf};
+use crate::exit::print;
 use anyhow::Result;
-use std::io::Write;
 use std::process::ExitCode;
 
 /// Prints a schema.
@@ -13,6 +13,6 @@ pub fn run(options: &Schema) -> Result<ExitCode> {
     let text = match options.of {
         SchemaOf::Report => joiner::SCHEMA,
     };
-    std::io::stdout().write_all(text.as_bytes())?;
+    print(text)?;
     Ok(ExitCode::SUCCESS)
 }
