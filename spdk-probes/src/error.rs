@@ -59,7 +59,7 @@ pub enum Error {
     #[error(
         "{}: `{wanted}` cannot be found: the file is stripped and has no symbols; give the matching \
          debug file (--debug-file), install it as {debug_file}, or give a layout file made from the \
-         unstripped build by `fabscope probe --save-layout`",
+         unstripped build by `fabscope probe target --spdk UNSTRIPPED --save-layout FILE`",
         path.display()
     )]
     Stripped {
@@ -74,8 +74,8 @@ pub enum Error {
     /// Symbols are there, type information is not.
     #[error(
         "{}: `{wanted}` cannot be found: {reason}; give the matching debug file (--debug-file), install \
-         it as {debug_file}, or give a layout file made from a build with `-g` by `fabscope probe \
-         --save-layout`",
+         it as {debug_file}, or give a layout file made from a build with `-g` by `fabscope probe target --spdk \
+         UNSTRIPPED --save-layout FILE`",
         path.display()
     )]
     NoDebugInformation {
@@ -225,7 +225,7 @@ pub enum Error {
     },
 
     /// A layout file belongs to another build.
-    #[error("{}: made from the build {theirs}, but {} is the build {ours}; make it anew from the debug build of this very binary with `fabscope probe --save-layout`", layout.display(), path.display())]
+    #[error("{}: made from the build {theirs}, but {} is the build {ours}; make it anew from the debug build of this very binary with `fabscope probe target --spdk UNSTRIPPED --save-layout FILE`", layout.display(), path.display())]
     OtherLayout {
         /// The layout file.
         layout: PathBuf,
@@ -282,6 +282,15 @@ pub enum Error {
         pid: u32,
     },
 
+    /// The process runs no program.
+    #[error(
+        "process {pid} runs no program (a thread of the kernel, or a process that has exited): give the PID of an SPDK application"
+    )]
+    NoProgram {
+        /// The process.
+        pid: u32,
+    },
+
     /// The process holds SPDK, but not what is asked for.
     #[error("{name}: is this {expected}? {source}")]
     WrongProgram {
@@ -314,7 +323,7 @@ pub enum Error {
     },
 
     /// The rights to do this are missing.
-    #[error("not allowed to {what}: run it as root (`sudo {command}`)")]
+    #[error("not allowed to {what}: {}", rights_hint(command))]
     Privilege {
         /// What was to be done, and what is missing for it.
         what: String,
@@ -334,6 +343,17 @@ pub enum Error {
     /// The programs' ring buffer can not be read.
     #[error("the ring buffer of the BPF programs can not be mapped: {0}")]
     Ring(std::io::Error),
+}
+
+/// How to get the rights to run this command line.
+fn rights_hint(command: &str) -> String {
+    if nix::unistd::geteuid().is_root() {
+        "root has not the right to here, as inside a container: run it on the machine itself, or give the container \
+         CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and the machine's PID namespace"
+            .to_owned()
+    } else {
+        format!("run it as root (`sudo {command}`)")
+    }
 }
 
 /// Names the program that was looked for.

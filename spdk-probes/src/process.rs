@@ -87,6 +87,8 @@ pub fn find(side: Side, choice: &Choice) -> Result<Process, Error> {
         Choice::Pid(pid) => {
             let path = fs::read_link(format!("/proc/{pid}/exe")).map_err(|error| match error.kind() {
                 std::io::ErrorKind::PermissionDenied => privilege("read the program of another process"),
+                // The kernel's threads are processes without a program.
+                _ if Path::new("/proc").join(pid.to_string()).exists() => Error::NoProgram { pid: *pid },
                 _ => Error::ProcessGone { pid: *pid },
             })?;
             let facts = Programs::default().facts(*pid);
