@@ -83,6 +83,8 @@ fn found_by_itself() -> Result<Option<spdk_probes::Process>> {
             kernel.join(", ")
         ),
         Err(spdk_probes::Error::NoProcess { .. }) => Ok(None),
+        // Whether SPDK runs can not be known, and the kernel's driver does.
+        Err(spdk_probes::Error::Privilege { .. }) if !kernel.is_empty() => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

@@ -127,7 +127,12 @@ pub fn find(side: Side, choice: &Choice) -> Result<Process, Error> {
                     _ => {}
                 }
             }
-            one(side, if found.is_empty() { both } else { found }, None)
+            let found = if found.is_empty() { both } else { found };
+            if found.is_empty() {
+                // Another user's processes can not be looked into: they may well be there.
+                check_rights()?;
+            }
+            one(side, found, None)
         }
     }
 }
