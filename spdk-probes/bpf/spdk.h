@@ -144,7 +144,6 @@ struct spdk_layout_host {
 	__u32 ctrlr_cntlid;
 	__u32 ctrlr_subnqn;          /* trid.subnqn */
 	__u32 ctrlr_traddr;
-	__u32 ctrlr_trsvcid;
 	__u32 ctrlr_hostnqn;         /* opts.hostnqn */
 	__u32 tqpair_sock;
 	__s32 sock_fd;               /* optional (SPDK_NO_FD) */

@@ -1,7 +1,8 @@
-//! The one table of what is wanted of SPDK: for each boundary, the functions that mark it, best first;
-//! and the structure members and enumerators that the BPF programs read.
+//! The one table of what is wanted of SPDK and of the kernel: for each boundary the hooks that take it, best
+//! first; what else is watched; and the structure members and enumerators that the BPF programs read.
 //!
-//! It names things only; whether a build has them, and where, [`crate::resolve`] tells.
+//! It names things only. Whether a build has them, and where, [`crate::resolve`] tells; the choice is
+//! `plan.rs`'s; a layout file keeps all of it for a stripped build.
 //!
 //! Sources: SPDK's `lib/nvmf/tcp.c`, `lib/nvmf/ctrlr.c`, `lib/bdev/bdev.c`, `module/sock/posix/posix.c` for the
 //! target; `lib/nvme/nvme_tcp.c`, `lib/nvme/nvme_qpair.c`, `module/bdev/nvme/bdev_nvme.c`, `app/spdk_nvme_perf` for
@@ -12,435 +13,648 @@ use run_format::{Boundary, Side};
 use crate::dwarf::Wanted;
 use crate::place::Reg;
 
-/// What a hook is for.
+/// Where a uprobe goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// A boundary's timestamp.
-    Boundary(Boundary),
-    /// The request's memory is given back: what is not complete by then never will be.
-    Freed,
-}
-
-/// Where in the function the probe goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
-    /// At its entry, or as near behind it as is cheap.
+pub(crate) enum At {
+    /// At the function's entry, or as near behind it as is cheap.
     Entry,
-    /// At its calls of this function.
-    CallsOf(&'static str),
+    /// The same, but only if the kernel emulates the instruction there.
+    EmulatedEntry,
+    /// At the calls of the function inside this one, which the kernel emulates.
+    CallsIn(&'static str),
 }
 
-/// Which of a function's calls mark the boundary.
+/// A uprobe: which program on which function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// All.
-    Always,
-    /// Those with the request (argument 1, `struct spdk_nvmf_tcp_req`) in this state.
-    State(&'static str),
-    /// Those with a PDU (argument 1, `struct nvme_tcp_pdu`) of this type (NVMe/TCP specification, figure 4).
-    Pdu(u8),
-}
-
-/// One probe on one function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Probe {
-    /// The function's name in the source.
-    pub function: &'static str,
+pub(crate) struct Uprobe {
+    pub(crate) program: &'static str,
+    pub(crate) function: &'static str,
+    pub(crate) at: At,
+    /// Registers that must still hold the caller's arguments.
+    pub(crate) live: &'static [Reg],
     /// The source file it must come from, where other programs have functions of that name.
-    pub source: Option<&'static str>,
-    /// Where in it.
-    pub at: At,
-    /// Registers that must hold arguments there, and what the arguments are: the function's own, or at its
-    /// calls the callee's.
-    pub arguments: &'static [(Reg, &'static str)],
-    /// Which calls count.
-    pub when: When,
+    pub(crate) source: Option<&'static str>,
+    /// Whether another part of the rung sees the calls that the compiler inlined.
+    pub(crate) complemented: bool,
 }
 
-impl Probe {
-    /// The registers that must hold the function's arguments.
-    pub fn live(&self) -> Vec<Reg> {
-        self.arguments.iter().map(|(register, _)| *register).collect()
-    }
-}
-
-/// Probes that together take one boundary. All are needed.
+/// One thing that a rung needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rung {
-    /// The probes.
-    pub probes: &'static [Probe],
-    /// How far it is from the boundary's definition; empty where it is the definition.
-    pub note: &'static str,
+pub(crate) enum Part {
+    Uprobe(Uprobe),
+    /// The first of these that is there.
+    First(&'static [Uprobe]),
+    /// An fentry or fexit program, on this function of the kernel.
+    Kernel {
+        program: &'static str,
+        kind: &'static str,
+        function: &'static str,
+    },
+    /// A raw tracepoint of the kernel.
+    Raw {
+        program: &'static str,
+        name: &'static str,
+    },
+    /// A tracepoint of the kernel.
+    Tracepoint {
+        program: &'static str,
+        category: &'static str,
+        name: &'static str,
+    },
+    /// The program has the NVMe bdev module.
+    BdevUser,
+    /// Only when everything is asked for.
+    FullDetail,
 }
 
-/// A purpose and the ways to serve it, best first.
+/// Everything in `parts` together takes the boundary.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rung {
+    pub(crate) parts: &'static [Part],
+    /// Whether this is the boundary's own moment.
+    pub(crate) measured: bool,
+    /// How far it is from the definition, where it is.
+    pub(crate) note: &'static str,
+}
+
+/// A boundary and the ways to take it, best first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ladder {
+    pub(crate) boundary: Boundary,
+    pub(crate) rungs: &'static [Rung],
+    /// What stands for the boundary where no rung holds.
+    pub(crate) without: Without,
+}
+
+/// What happens without any rung.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hook {
-    /// What for.
-    pub purpose: Purpose,
-    /// The ways.
-    pub rungs: &'static [Rung],
+pub(crate) enum Without {
+    /// Nothing can be recorded.
+    Nothing,
+    /// The model uses another boundary; this is what is lost.
+    Lost(&'static str),
 }
 
-const fn probe(function: &'static str, arguments: &'static [(Reg, &'static str)]) -> Probe {
-    Probe { function, source: None, at: At::Entry, arguments, when: When::Always }
+const fn at_entry(program: &'static str, function: &'static str, live: &'static [Reg]) -> Uprobe {
+    Uprobe { program, function, at: At::Entry, live, source: None, complemented: false }
 }
 
-const fn in_state(state: &'static str) -> Probe {
-    Probe {
-        when: When::State(state),
-        ..probe("nvmf_tcp_req_process", &[(Reg::Rdi, "transport"), (Reg::Rsi, "tcp_req")])
-    }
+const fn rung(parts: &'static [Part]) -> Rung {
+    Rung { parts, measured: true, note: "" }
 }
 
-const fn with_pdu(kind: u8, function: &'static str) -> Probe {
-    Probe {
-        when: When::Pdu(kind),
-        ..probe(function, &[(Reg::Rdi, "tqpair"), (Reg::Rsi, "pdu"), (Reg::Rcx, "tcp_req")])
-    }
+const REQ_PROCESS: Part = Part::Uprobe(at_entry("req_process", "nvmf_tcp_req_process", &[Reg::Rsi]));
+/// SPDK's R2T function begins with instructions that are single-stepped; the calls of it, which are all in the
+/// state machine, are emulated.
+const SEND_R2T: Part = Part::First(&[
+    Uprobe { at: At::EmulatedEntry, ..at_entry("send_r2t", "nvmf_tcp_send_r2t_pdu", &[Reg::Rsi]) },
+    Uprobe {
+        at: At::CallsIn("nvmf_tcp_req_process"),
+        ..at_entry("send_r2t", "nvmf_tcp_send_r2t_pdu", &[Reg::Rsi])
+    },
+    at_entry("send_r2t", "nvmf_tcp_send_r2t_pdu", &[Reg::Rsi]),
+]);
+const WRITE_PDU: Part = Part::Uprobe(Uprobe {
+    source: Some("nvme_tcp.c"),
+    ..at_entry("write_pdu", "nvme_tcp_qpair_write_pdu", &[Reg::Rdi, Reg::Rsi, Reg::Rcx])
+});
+const SUBMIT_REQUEST: Part =
+    Part::Uprobe(at_entry("submit_request", "nvme_qpair_submit_request", &[Reg::Rdi, Reg::Rsi]));
+const REQ_COMPLETE: Part =
+    Part::Uprobe(at_entry("req_complete", "nvme_tcp_req_complete", &[Reg::Rdi, Reg::Rsi, Reg::Rdx]));
+const REQUEST_COMPLETE: Part =
+    Part::Uprobe(at_entry("request_complete", "spdk_nvmf_request_complete", &[Reg::Rdi]));
+/// Where the bdev layer's callback has it inlined, the probe on the callback sees those.
+const REQUEST_COMPLETE_CALLED: Part = Part::Uprobe(Uprobe {
+    complemented: true,
+    ..at_entry("request_complete", "spdk_nvmf_request_complete", &[Reg::Rdi])
+});
+const BDEV_COMPLETE_CMD: Part =
+    Part::Uprobe(at_entry("bdev_complete", "nvmf_bdev_ctrlr_complete_cmd", &[Reg::Rdx]));
+
+/// The flush that takes a queued PDU along. See bpf/spdk.bpf.h for why not SPDK's own flush function.
+const FLUSH_KERNEL: Part =
+    Part::Kernel { program: "flush_tcp_sendmsg", kind: "fentry", function: "tcp_sendmsg" };
+const FLUSH_RAW: Part = Part::Raw { program: "flush_raw", name: "tcp_sendmsg_locked" };
+/// Where the socket module calls sendmsg: directly in its flush, or since 25.09 in a function of its own.
+const FLUSH_CALLS: Part = Part::First(&[
+    flush_call("posix_writev"),
+    flush_call("_sock_flush"),
+    flush_call("posix_sock_flush"),
+    flush_call("posix_sock_group_impl_poll"),
+]);
+const FLUSH_SYSCALL: Part =
+    Part::Tracepoint { program: "flush_syscall", category: "syscalls", name: "sys_enter_sendmsg" };
+const RECEIVE: Part =
+    Part::Kernel { program: "received_tcp_recvmsg", kind: "fexit", function: "tcp_recvmsg" };
+const RECEIVE_RAW: Part = Part::Raw { program: "received_raw", name: "sock_recv_length" };
+
+const fn flush_call(caller: &'static str) -> Uprobe {
+    Uprobe { at: At::CallsIn(caller), ..at_entry("flush_call", "sendmsg", &[]) }
 }
 
-const fn rung(probes: &'static [Probe]) -> Rung {
-    Rung { probes, note: "" }
-}
-
-/// Command capsule (NVMe/TCP specification, section 3.6.2).
-pub const PDU_CAPSULE_CMD: u8 = 0x04;
-/// Response capsule.
-pub const PDU_CAPSULE_RESP: u8 = 0x05;
-/// Data from host to controller.
-pub const PDU_H2C_DATA: u8 = 0x06;
-/// Data from controller to host.
-pub const PDU_C2H_DATA: u8 = 0x07;
-/// Ready to transfer.
-pub const PDU_R2T: u8 = 0x09;
-
-/// The enumeration of a target request's states.
-pub const TARGET_STATES: &str = "spdk_nvmf_tcp_req_state";
-
-/// What is wanted of a target.
-pub const TARGET: &[Hook] = &[
-    Hook {
-        purpose: Purpose::Boundary(Boundary::TRecv),
+/// The target's boundaries.
+pub(crate) const TARGET: &[Ladder] = &[
+    Ladder { boundary: Boundary::TRecv, rungs: &[rung(&[REQ_PROCESS])], without: Without::Nothing },
+    Ladder {
+        boundary: Boundary::TR2t,
         rungs: &[
-            rung(&[in_state("TCP_REQUEST_STATE_NEW")]),
+            rung(&[SEND_R2T, FLUSH_KERNEL]),
+            rung(&[SEND_R2T, FLUSH_RAW]),
+            rung(&[SEND_R2T, FLUSH_CALLS]),
+            rung(&[SEND_R2T, FLUSH_SYSCALL]),
             Rung {
-                probes: &[probe("spdk_nvmf_request_exec", &[(Reg::Rdi, "req")])],
-                note: "when the command is executed: waiting for buffers and for a write's data is not seen",
+                parts: &[SEND_R2T],
+                measured: false,
+                note: "when the R2T is queued: its wait for the next flush is not seen",
             },
         ],
+        without: Without::Lost("a write's wait for its data counts as the target driver's time"),
     },
-    Hook {
-        purpose: Purpose::Boundary(Boundary::TR2t),
+    Ladder {
+        boundary: Boundary::TData,
+        rungs: &[rung(&[REQ_PROCESS, SEND_R2T])],
+        without: Without::Lost("t_submit stands for it"),
+    },
+    Ladder {
+        boundary: Boundary::TSubmit,
         rungs: &[
-            rung(&[probe("nvmf_tcp_send_r2t_pdu", &[(Reg::Rsi, "tcp_req")])]),
-            rung(&[with_pdu(PDU_R2T, "nvmf_tcp_qpair_write_pdu")]),
-        ],
-    },
-    Hook {
-        purpose: Purpose::Boundary(Boundary::TData),
-        rungs: &[rung(&[in_state("TCP_REQUEST_STATE_READY_TO_EXECUTE")])],
-    },
-    Hook {
-        purpose: Purpose::Boundary(Boundary::TSubmit),
-        rungs: &[
-            rung(&[probe("bdev_io_submit", &[(Reg::Rdi, "bdev_io")])]),
+            rung(&[Part::Uprobe(at_entry("bdev_submit", "bdev_io_submit", &[Reg::Rdi]))]),
             Rung {
-                probes: &[probe("spdk_nvmf_request_exec", &[(Reg::Rdi, "req")])],
-                note: "when NVMe-oF takes the command, a little before the bdev layer does",
+                parts: &[Part::Uprobe(at_entry("request_exec", "spdk_nvmf_request_exec", &[Reg::Rdi]))],
+                measured: false,
+                note: "when the nvmf layer takes the command: its checks and waiting for a bdev_io count as storage",
             },
         ],
+        without: Without::Lost("storage can not be told from the target's driver"),
     },
-    Hook {
-        purpose: Purpose::Boundary(Boundary::TDone),
+    Ladder {
+        boundary: Boundary::TDone,
         rungs: &[
-            rung(&[probe("spdk_nvmf_request_complete", &[(Reg::Rdi, "req")])]),
+            rung(&[REQUEST_COMPLETE]),
+            rung(&[REQUEST_COMPLETE_CALLED, BDEV_COMPLETE_CMD]),
             Rung {
-                probes: &[probe("nvmf_bdev_ctrlr_complete_cmd", &[(Reg::Rdi, "bdev_io"), (Reg::Rdx, "req")])],
-                note: "dataset management completes elsewhere",
-            },
-            Rung {
-                probes: &[probe("spdk_bdev_io_complete", &[(Reg::Rdi, "bdev_io")])],
-                note: "when the bdev module is done, before the bdev layer is",
-            },
-        ],
-    },
-    Hook {
-        purpose: Purpose::Boundary(Boundary::TResp),
-        rungs: &[
-            rung(&[in_state("TCP_REQUEST_STATE_EXECUTED")]),
-            rung(&[probe("nvmf_tcp_req_complete", &[(Reg::Rdi, "req")])]),
-        ],
-    },
-    Hook {
-        purpose: Purpose::Boundary(Boundary::TSent),
-        rungs: &[
-            // Releases from 25.09 on send through a function that also serves TLS; before, or where the compiler
-            // inlined that, the system call's wrapper is called directly.
-            rung(&[Probe {
-                at: At::CallsOf("posix_writev"),
-                ..probe("_sock_flush", &[(Reg::Rdi, "posix_sock")])
-            }]),
-            rung(&[Probe { at: At::CallsOf("sendmsg"), ..probe("_sock_flush", &[(Reg::Rdi, "fd")]) }]),
-            Rung {
-                probes: &[
-                    with_pdu(PDU_C2H_DATA, "nvmf_tcp_qpair_write_pdu"),
-                    with_pdu(PDU_CAPSULE_RESP, "nvmf_tcp_qpair_write_pdu"),
-                ],
-                note: "when the response is queued on the socket: the wait for the next flush is not seen",
+                parts: &[BDEV_COMPLETE_CMD],
+                measured: true,
+                note: "dataset management completes elsewhere and has no t_done",
             },
         ],
+        without: Without::Lost("t_resp stands for it"),
     },
-    Hook { purpose: Purpose::Freed, rungs: &[rung(&[in_state("TCP_REQUEST_STATE_COMPLETED")])] },
+    Ladder { boundary: Boundary::TResp, rungs: &[rung(&[REQ_PROCESS])], without: Without::Nothing },
+    Ladder {
+        boundary: Boundary::TSent,
+        rungs: &[
+            rung(&[REQ_PROCESS, FLUSH_KERNEL]),
+            rung(&[REQ_PROCESS, FLUSH_RAW]),
+            rung(&[REQ_PROCESS, FLUSH_CALLS]),
+            rung(&[REQ_PROCESS, FLUSH_SYSCALL]),
+        ],
+        without: Without::Lost(
+            "t_resp stands for it: the response's wait for the next flush counts as the network's",
+        ),
+    },
 ];
 
-/// What is wanted of a host.
-pub const HOST: &[Hook] = &[
-    Hook {
-        purpose: Purpose::Boundary(Boundary::HQueued),
-        rungs: &[
-            rung(&[probe("bdev_nvme_submit_request", &[(Reg::Rsi, "bdev_io")])]),
-            rung(&[probe("nvme_qpair_submit_request", &[(Reg::Rdi, "qpair"), (Reg::Rsi, "req")])]),
-        ],
-    },
-    Hook {
-        purpose: Purpose::Boundary(Boundary::HDriver),
-        rungs: &[rung(&[probe("nvme_tcp_qpair_submit_request", &[(Reg::Rdi, "qpair"), (Reg::Rsi, "req")])])],
-    },
-    Hook {
-        purpose: Purpose::Boundary(Boundary::HSent),
-        rungs: &[Rung {
-            probes: &[with_pdu(PDU_CAPSULE_CMD, "nvme_tcp_qpair_write_pdu")],
-            note: "when the capsule is queued on the socket; it leaves with the next flush",
-        }],
-    },
-    Hook {
-        purpose: Purpose::Boundary(Boundary::HR2t),
-        rungs: &[
-            rung(&[probe("nvme_tcp_r2t_hdr_handle", &[(Reg::Rdi, "tqpair"), (Reg::Rsi, "pdu")])]),
-            Rung {
-                probes: &[probe("nvme_tcp_send_h2c_data", &[(Reg::Rdi, "tcp_req")])],
-                note: "when the answer to the R2T is begun",
-            },
-        ],
-    },
-    Hook {
-        purpose: Purpose::Boundary(Boundary::HDataSent),
-        rungs: &[Rung {
-            probes: &[with_pdu(PDU_H2C_DATA, "nvme_tcp_qpair_write_pdu")],
-            note: "when the data is queued on the socket; it leaves with the next flush",
-        }],
-    },
-    Hook {
-        purpose: Purpose::Boundary(Boundary::HRecv),
+/// The host's boundaries.
+pub(crate) const HOST: &[Ladder] = &[
+    Ladder {
+        boundary: Boundary::HQueued,
         rungs: &[
             rung(&[
-                probe("nvme_tcp_capsule_resp_hdr_handle", &[(Reg::Rdi, "tqpair"), (Reg::Rsi, "pdu")]),
-                probe("nvme_tcp_c2h_data_payload_handle", &[(Reg::Rdi, "tqpair"), (Reg::Rsi, "pdu")]),
+                Part::BdevUser,
+                Part::Uprobe(at_entry("bdev_submit", "bdev_io_submit", &[Reg::Rdi])),
+                SUBMIT_REQUEST,
             ]),
             Rung {
-                probes: &[probe("nvme_tcp_req_complete", &[(Reg::Rdi, "tcp_req"), (Reg::Rsi, "tqpair")])],
-                note: "when the request is completed: what the driver does before is not seen",
-            },
-        ],
-    },
-    Hook {
-        purpose: Purpose::Boundary(Boundary::HDone),
-        rungs: &[rung(&[probe(
-            "nvme_tcp_req_complete",
-            &[(Reg::Rdi, "tcp_req"), (Reg::Rsi, "tqpair"), (Reg::Rdx, "cpl")],
-        )])],
-    },
-    Hook {
-        purpose: Purpose::Boundary(Boundary::HEnd),
-        rungs: &[
-            rung(&[
-                probe("bdev_nvme_readv_done", &[(Reg::Rdi, "bio")]),
-                probe("bdev_nvme_writev_done", &[(Reg::Rdi, "bio")]),
-                probe("bdev_nvme_comparev_done", &[(Reg::Rdi, "bio")]),
-                probe("bdev_nvme_queued_done", &[(Reg::Rdi, "bio")]),
-            ]),
-            Rung {
-                probes: &[
-                    probe("bdev_nvme_readv_done", &[(Reg::Rdi, "bio")]),
-                    probe("bdev_nvme_writev_done", &[(Reg::Rdi, "bio")]),
+                parts: &[
+                    Part::BdevUser,
+                    Part::Uprobe(at_entry("bdev_nvme_submit", "bdev_nvme_submit_request", &[Reg::Rsi])),
+                    SUBMIT_REQUEST,
                 ],
-                note: "of reads and writes only",
+                measured: false,
+                note: "when the NVMe bdev takes the I/O: what the bdev layer does before is not seen",
             },
-            rung(&[Probe { source: Some("perf.c"), ..probe("io_complete", &[(Reg::Rdi, "cb_arg")]) }]),
+            rung(&[SUBMIT_REQUEST]),
+        ],
+        without: Without::Nothing,
+    },
+    Ladder {
+        boundary: Boundary::HDriver,
+        rungs: &[rung(&[Part::Uprobe(at_entry(
+            "tcp_submit_request",
+            "nvme_tcp_qpair_submit_request",
+            &[Reg::Rsi],
+        ))])],
+        without: Without::Lost("h_queued stands for it"),
+    },
+    Ladder {
+        boundary: Boundary::HSent,
+        rungs: &[
+            rung(&[WRITE_PDU, FLUSH_KERNEL]),
+            rung(&[WRITE_PDU, FLUSH_RAW]),
+            rung(&[WRITE_PDU, FLUSH_CALLS]),
+            rung(&[WRITE_PDU, FLUSH_SYSCALL]),
+            Rung {
+                parts: &[WRITE_PDU],
+                measured: false,
+                note: "not taken: no flush is seen here, and h_driver stands for it",
+            },
+        ],
+        without: Without::Nothing,
+    },
+    Ladder {
+        boundary: Boundary::HR2t,
+        rungs: &[
+            rung(&[WRITE_PDU, RECEIVE]),
+            rung(&[WRITE_PDU, RECEIVE_RAW]),
+            Rung {
+                parts: &[WRITE_PDU],
+                measured: false,
+                note: "when the answer to the R2T is queued: handling the R2T is not seen",
+            },
+        ],
+        without: Without::Lost("the host's part of an R2T write's wait counts as the network's"),
+    },
+    Ladder {
+        boundary: Boundary::HDataSent,
+        rungs: &[
+            rung(&[WRITE_PDU, FLUSH_KERNEL]),
+            rung(&[WRITE_PDU, FLUSH_RAW]),
+            rung(&[WRITE_PDU, FLUSH_CALLS]),
+            rung(&[WRITE_PDU, FLUSH_SYSCALL]),
+        ],
+        without: Without::Lost("the host's part of an R2T write's wait counts as the network's"),
+    },
+    Ladder {
+        boundary: Boundary::HRecv,
+        rungs: &[rung(&[REQ_COMPLETE, RECEIVE]), rung(&[REQ_COMPLETE, RECEIVE_RAW])],
+        without: Without::Lost(
+            "h_done stands for it: the driver's work on a completion counts as the network's",
+        ),
+    },
+    Ladder { boundary: Boundary::HDone, rungs: &[rung(&[REQ_COMPLETE])], without: Without::Nothing },
+    Ladder {
+        boundary: Boundary::HEnd,
+        rungs: &[
+            rung(&[Part::BdevUser, Part::Uprobe(at_entry("bdev_complete", "bdev_io_complete", &[Reg::Rdi]))]),
+            rung(&[
+                Part::FullDetail,
+                Part::Uprobe(Uprobe {
+                    source: Some("perf.c"),
+                    ..at_entry("io_complete", "io_complete", &[Reg::Rdi])
+                }),
+            ]),
+        ],
+        without: Without::Lost(
+            "h_done stands for it: the driver calls the application back at once, and a probe there would \
+             mostly measure itself",
+        ),
+    },
+];
+
+/// Where an event's argument is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Argument {
+    /// The USDT probe's argument of this number.
+    Usdt(usize),
+    /// A register at the function's entry.
+    Register(Reg),
+    /// This member of what a register points to: its address.
+    Member(Reg, &'static str),
+}
+
+/// A way to see an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// A USDT probe of SPDK's.
+    Usdt(&'static str, &'static [Argument]),
+    /// A function's entry.
+    Function(&'static str, &'static [Argument]),
+}
+
+impl Way {
+    pub(crate) fn name(self) -> String {
+        match self {
+            Way::Usdt(name, _) => format!("usdt spdk:{name}"),
+            Way::Function(name, _) => format!("uprobe {name}"),
+        }
+    }
+}
+
+/// Something besides commands that explains a gap: its program and the ways to see it, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Happening {
+    pub(crate) program: &'static str,
+    pub(crate) ways: &'static [Way],
+}
+
+/// The target's. Each is left out where the build lacks it.
+pub(crate) const TARGET_EVENTS: &[Happening] = &[
+    Happening {
+        program: "qpair_disconnect",
+        ways: &[
+            Way::Usdt("nvmf_qpair_disconnect", &[Argument::Usdt(1)]),
+            Way::Function("spdk_nvmf_qpair_disconnect", &[Argument::Register(Reg::Rdi)]),
+        ],
+    },
+    Happening {
+        program: "set_cc",
+        ways: &[Way::Function(
+            "nvmf_prop_set_cc",
+            &[Argument::Register(Reg::Rdi), Argument::Register(Reg::Rsi)],
+        )],
+    },
+    Happening {
+        program: "ctrlr_destruct",
+        ways: &[
+            Way::Usdt("nvmf_ctrlr_destruct", &[Argument::Usdt(1)]),
+            Way::Function("nvmf_ctrlr_destruct", &[Argument::Register(Reg::Rdi)]),
+        ],
+    },
+    Happening {
+        program: "subsystem_change",
+        ways: &[
+            Way::Usdt("nvmf_subsystem_change_state", &[Argument::Usdt(1), Argument::Usdt(2)]),
+            Way::Function(
+                "nvmf_subsystem_state_change",
+                &[Argument::Member(Reg::Rdi, "spdk_nvmf_subsystem.subnqn"), Argument::Register(Reg::Rdx)],
+            ),
         ],
     },
 ];
 
-/// Members that the target's programs read.
-pub const TARGET_MEMBERS: &[&str] = &[
-    "spdk_nvmf_tcp_req.req",
-    "spdk_nvmf_tcp_req.cmd",
-    "spdk_nvmf_tcp_req.rsp",
-    "spdk_nvmf_tcp_req.state",
-    "spdk_nvmf_tcp_req.has_in_capsule_data",
-    "spdk_nvmf_tcp_req.h2c_offset",
-    "spdk_nvmf_request.qpair",
-    "spdk_nvmf_request.length",
-    "spdk_nvmf_request.xfer",
-    "spdk_nvmf_request.cmd",
-    "spdk_nvmf_request.rsp",
-    "spdk_nvmf_qpair.qid",
-    "spdk_nvmf_qpair.ctrlr",
-    "spdk_nvmf_qpair.group",
-    "spdk_nvmf_tcp_qpair.qpair",
-    "spdk_nvmf_tcp_qpair.sock",
-    "spdk_nvmf_tcp_qpair.pdu_in_progress",
-    "spdk_nvmf_tcp_qpair.initiator_addr",
-    "spdk_nvmf_tcp_qpair.initiator_port",
-    "spdk_nvmf_tcp_qpair.target_addr",
-    "spdk_nvmf_tcp_qpair.target_port",
-    "spdk_nvmf_ctrlr.cntlid",
-    "spdk_nvmf_ctrlr.hostnqn",
-    "spdk_nvmf_ctrlr.subsys",
-    "spdk_nvmf_subsystem.subnqn",
-    "spdk_bdev_io.bdev",
-    "spdk_bdev_io.type",
-    "spdk_bdev_io.internal.caller_ctx",
-    "nvme_tcp_pdu.hdr",
-    "nvme_tcp_pdu.req",
-    "spdk_posix_sock.base",
-    "spdk_posix_sock.fd",
+/// The host's.
+pub(crate) const HOST_EVENTS: &[Happening] = &[
+    Happening {
+        program: "qpair_disconnect",
+        ways: &[Way::Function("nvme_tcp_ctrlr_disconnect_qpair", &[Argument::Register(Reg::Rsi)])],
+    },
+    Happening { program: "bdev_reset", ways: &[Way::Usdt("bdev_nvme_ctrlr_reset", &[Argument::Usdt(1)])] },
 ];
 
-/// Members that the host's programs read.
-pub const HOST_MEMBERS: &[&str] = &[
-    "nvme_request.cmd",
-    "nvme_request.cb_arg",
-    "nvme_request.qpair",
-    "nvme_request.parent",
-    "spdk_nvme_qpair.ctrlr",
-    "spdk_nvme_qpair.id",
-    "spdk_nvme_ctrlr.cntlid",
-    "spdk_nvme_ctrlr.trid.traddr",
-    "spdk_nvme_ctrlr.trid.trsvcid",
-    "spdk_nvme_ctrlr.trid.subnqn",
-    "spdk_nvme_ctrlr.opts.hostnqn",
-    "nvme_tcp_qpair.qpair",
-    "nvme_tcp_qpair.sock",
-    "nvme_tcp_req.req",
-    "nvme_tcp_req.cid",
-    "nvme_tcp_req.ttag",
-    "nvme_tcp_req.pdu",
-    "nvme_tcp_req.tqpair",
-    "nvme_tcp_pdu.hdr",
-    "nvme_tcp_pdu.req",
-];
-
-/// Members that some builds lack; what reads them does without.
-pub const OPTIONAL_MEMBERS: &[&str] = &[
-    "spdk_bdev_io.driver_ctx",
-    "spdk_bdev.name",
-    "spdk_bdev.blocklen",
-    "spdk_bdev_io.u.bdev.offset_blocks",
-    "spdk_bdev_io.u.bdev.num_blocks",
-    "spdk_nvmf_ctrlr.listener",
-    "spdk_nvmf_subsystem_listener.trid",
-    "spdk_nvme_transport_id.traddr",
-    "spdk_nvme_transport_id.trsvcid",
-    "spdk_nvmf_poll_group.thread",
-    "spdk_thread.id",
-    "spdk_thread.name",
-    "nvme_bdev_io.cpl",
-    "nvme_tcp_req.datao",
-    "spdk_nvmf_tcp_req.pdu",
-    "spdk_nvmf_qpair.state",
-    "spdk_nvmf_ctrlr.vcprop.cc",
-    "spdk_nvmf_ctrlr.cc",
-    "nvme_tcp_pdu.hdr.capsule_cmd.ccsqe",
-    "nvmf_bdev_ctrlr_unmap.req",
-    "spdk_nvme_qpair.trtype",
-];
-
-/// Enumerators that the programs compare with.
-pub const ENUMERATORS: &[(&str, &str)] = &[
-    (TARGET_STATES, "TCP_REQUEST_STATE_NEW"),
-    (TARGET_STATES, "TCP_REQUEST_STATE_READY_TO_EXECUTE"),
-    (TARGET_STATES, "TCP_REQUEST_STATE_EXECUTED"),
-    (TARGET_STATES, "TCP_REQUEST_STATE_COMPLETED"),
-    ("spdk_nvmf_qpair_state", "SPDK_NVMF_QPAIR_ENABLED"),
-    ("spdk_bdev_io_type", "SPDK_BDEV_IO_TYPE_UNMAP"),
-    ("spdk_nvme_transport_type", "SPDK_NVME_TRANSPORT_TCP"),
-    ("spdk_nvmf_subsystem_state", "SPDK_NVMF_SUBSYSTEM_INACTIVE"),
-    ("spdk_nvmf_subsystem_state", "SPDK_NVMF_SUBSYSTEM_ACTIVE"),
-    ("spdk_nvmf_subsystem_state", "SPDK_NVMF_SUBSYSTEM_PAUSED"),
-];
-
-/// Structures whose size is wanted.
-pub const SIZES: &[&str] = &[
-    "spdk_nvmf_tcp_req",
-    "spdk_nvmf_request",
-    "spdk_nvmf_tcp_qpair",
-    "nvme_tcp_req",
-    "nvme_tcp_qpair",
-    "spdk_nvme_cmd",
-    "spdk_nvme_cpl",
-];
-
-/// The hooks of a side.
-pub fn hooks(side: Side) -> &'static [Hook] {
+/// The ladders of a side.
+pub(crate) fn ladders(side: Side) -> &'static [Ladder] {
     match side {
         Side::Target => TARGET,
         Side::Host => HOST,
     }
 }
 
-/// The members that a side cannot do without.
-pub fn members(side: Side) -> &'static [&'static str] {
+/// What else is watched on a side.
+pub(crate) fn events(side: Side) -> &'static [Happening] {
     match side {
-        Side::Target => TARGET_MEMBERS,
-        Side::Host => HOST_MEMBERS,
+        Side::Target => TARGET_EVENTS,
+        Side::Host => HOST_EVENTS,
     }
 }
 
-fn all_probes() -> impl Iterator<Item = &'static Probe> {
-    TARGET.iter().chain(HOST).flat_map(|hook| hook.rungs).flat_map(|rung| rung.probes)
+/// A structure member that the programs read: which field of their constants it fills, and its ways to be
+/// written, of which the first that the build has counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WantedMember {
+    pub(crate) needed: bool,
+    pub(crate) paths: &'static [&'static str],
+}
+
+/// Hands the target's members and enumerators to a macro: `field: needed|optional "structure.member", ...`
+/// and `field: needed|optional enumeration enumerator, ...`.
+macro_rules! target_layout {
+    ($use:ident) => {
+        $use! {
+            members {
+                tcp_req_state: needed "spdk_nvmf_tcp_req.state",
+                request_qpair: needed "spdk_nvmf_request.qpair",
+                request_cmd: needed "spdk_nvmf_request.cmd",
+                request_rsp: needed "spdk_nvmf_request.rsp",
+                qpair_qid: needed "spdk_nvmf_qpair.qid",
+                qpair_ctrlr: needed "spdk_nvmf_qpair.ctrlr",
+                qpair_group: optional "spdk_nvmf_qpair.group",
+                qpair_state: optional "spdk_nvmf_qpair.state",
+                tqpair_pdu: needed "spdk_nvmf_tcp_qpair.pdu_in_progress",
+                tqpair_sock: needed "spdk_nvmf_tcp_qpair.sock",
+                tqpair_host_address: optional "spdk_nvmf_tcp_qpair.initiator_addr",
+                tqpair_target_address: optional "spdk_nvmf_tcp_qpair.target_addr",
+                tqpair_host_port: optional "spdk_nvmf_tcp_qpair.initiator_port",
+                tqpair_target_port: optional "spdk_nvmf_tcp_qpair.target_port",
+                pdu_sqe: needed "nvme_tcp_pdu.hdr.capsule_cmd.ccsqe",
+                ctrlr_cntlid: needed "spdk_nvmf_ctrlr.cntlid",
+                ctrlr_hostnqn: needed "spdk_nvmf_ctrlr.hostnqn",
+                ctrlr_subsys: needed "spdk_nvmf_ctrlr.subsys",
+                ctrlr_cc: optional "spdk_nvmf_ctrlr.vcprop.cc" "spdk_nvmf_ctrlr.cc",
+                subsystem_subnqn: needed "spdk_nvmf_subsystem.subnqn",
+                group_thread: optional "spdk_nvmf_poll_group.thread",
+                thread_name: optional "spdk_thread.name",
+                bdev_io_caller_ctx: optional "spdk_bdev_io.internal.caller_ctx",
+                bdev_io_type: optional "spdk_bdev_io.type",
+                unmap_req: optional "nvmf_bdev_ctrlr_unmap.req",
+            }
+            enumerators {
+                state_new: needed "spdk_nvmf_tcp_req_state" "TCP_REQUEST_STATE_NEW",
+                state_ready_to_execute: needed "spdk_nvmf_tcp_req_state" "TCP_REQUEST_STATE_READY_TO_EXECUTE",
+                state_executed: needed "spdk_nvmf_tcp_req_state" "TCP_REQUEST_STATE_EXECUTED",
+                state_completed: needed "spdk_nvmf_tcp_req_state" "TCP_REQUEST_STATE_COMPLETED",
+                qpair_enabled: optional "spdk_nvmf_qpair_state" "SPDK_NVMF_QPAIR_ENABLED",
+                type_unmap: optional "spdk_bdev_io_type" "SPDK_BDEV_IO_TYPE_UNMAP",
+            }
+        }
+    };
+}
+pub(crate) use target_layout;
+
+/// The same for the host.
+macro_rules! host_layout {
+    ($use:ident) => {
+        $use! {
+            members {
+                qpair_id: needed "spdk_nvme_qpair.id",
+                qpair_ctrlr: needed "spdk_nvme_qpair.ctrlr",
+                qpair_trtype: optional "spdk_nvme_qpair.trtype",
+                ctrlr_cntlid: needed "spdk_nvme_ctrlr.cntlid",
+                ctrlr_subnqn: needed "spdk_nvme_ctrlr.trid.subnqn",
+                ctrlr_traddr: needed "spdk_nvme_ctrlr.trid.traddr",
+                ctrlr_hostnqn: needed "spdk_nvme_ctrlr.opts.hostnqn",
+                tqpair_sock: needed "nvme_tcp_qpair.sock",
+                request_cmd: needed "nvme_request.cmd",
+                request_cb_arg: needed "nvme_request.cb_arg",
+                tcp_req_req: needed "nvme_tcp_req.req",
+                pdu_sqe: needed "nvme_tcp_pdu.hdr.capsule_cmd.ccsqe",
+                bdev_io_driver_ctx: optional "spdk_bdev_io.driver_ctx",
+            }
+            enumerators {
+                trtype_tcp: optional "spdk_nvme_transport_type" "SPDK_NVME_TRANSPORT_TCP",
+            }
+        }
+    };
+}
+pub(crate) use host_layout;
+
+/// From a `spdk_sock`, which both sides' queue pairs point to, to its descriptor.
+pub(crate) const SOCKET_DESCRIPTOR: &str = "spdk_posix_sock.fd";
+/// What the `spdk_sock` is inside of.
+pub(crate) const SOCKET_BASE: &str = "spdk_posix_sock.base";
+/// Where a bdev module keeps its part of an I/O.
+pub(crate) const BDEV_IO_DRIVER: &str = "spdk_bdev_io.driver_ctx";
+
+/// Of a subsystem: inactive, active, paused. A build may lack them.
+pub(crate) const SUBSYSTEM_STATES: [(&str, &str); 3] = [
+    ("spdk_nvmf_subsystem_state", "SPDK_NVMF_SUBSYSTEM_INACTIVE"),
+    ("spdk_nvmf_subsystem_state", "SPDK_NVMF_SUBSYSTEM_ACTIVE"),
+    ("spdk_nvmf_subsystem_state", "SPDK_NVMF_SUBSYSTEM_PAUSED"),
+];
+
+macro_rules! member_list {
+    (
+        members { $($field:ident: $how:ident $($path:literal)+,)* }
+        enumerators { $($name:ident: $need:ident $enumeration:literal $enumerator:literal,)* }
+    ) => {
+        &[$(WantedMember { needed: member_list!($how), paths: &[$($path),+] }),*]
+    };
+    (needed) => { true };
+    (optional) => { false };
+}
+
+macro_rules! enumerator_list {
+    (
+        members { $($field:ident: $how:ident $($path:literal)+,)* }
+        enumerators { $($name:ident: $need:ident $enumeration:literal $enumerator:literal,)* }
+    ) => {
+        &[$(($enumeration, $enumerator)),*]
+    };
+}
+
+const TARGET_MEMBERS: &[WantedMember] = target_layout!(member_list);
+const HOST_MEMBERS: &[WantedMember] = host_layout!(member_list);
+const TARGET_ENUMERATORS: &[(&str, &str)] = target_layout!(enumerator_list);
+const HOST_ENUMERATORS: &[(&str, &str)] = host_layout!(enumerator_list);
+
+/// The members that a side can not do without.
+pub fn needed_members(side: Side) -> impl Iterator<Item = &'static str> {
+    let members = match side {
+        Side::Target => TARGET_MEMBERS,
+        Side::Host => HOST_MEMBERS,
+    };
+    members.iter().filter(|member| member.needed).flat_map(|member| member.paths).copied()
+}
+
+/// Every member in the table, each once or more.
+pub fn members() -> impl Iterator<Item = &'static str> {
+    TARGET_MEMBERS
+        .iter()
+        .chain(HOST_MEMBERS)
+        .flat_map(|member| member.paths)
+        .copied()
+        .chain([SOCKET_DESCRIPTOR, SOCKET_BASE])
+}
+
+/// Every enumerator in the table, with its enumeration first.
+pub fn enumerators() -> impl Iterator<Item = (&'static str, &'static str)> {
+    TARGET_ENUMERATORS.iter().chain(HOST_ENUMERATORS).chain(&SUBSYSTEM_STATES).copied()
+}
+
+/// The function whose code a uprobe goes into.
+fn inside(uprobe: &Uprobe) -> &'static str {
+    match uprobe.at {
+        At::Entry | At::EmulatedEntry => uprobe.function,
+        At::CallsIn(caller) => caller,
+    }
+}
+
+fn uprobes_of(part: &'static Part) -> &'static [Uprobe] {
+    match part {
+        Part::Uprobe(uprobe) => std::slice::from_ref(uprobe),
+        Part::First(uprobes) => uprobes,
+        _ => &[],
+    }
+}
+
+/// The program's functions that a boundary is taken in, best first: of each way the first one. Ways that
+/// differ only in the kernel's part are one.
+pub fn of_boundary(boundary: Boundary) -> Vec<&'static str> {
+    let mut names: Vec<&str> = TARGET
+        .iter()
+        .chain(HOST)
+        .filter(|ladder| ladder.boundary == boundary)
+        .flat_map(|ladder| ladder.rungs)
+        .filter_map(|rung| rung.parts.iter().flat_map(uprobes_of).map(inside).next())
+        .collect();
+    names.dedup();
+    names
 }
 
 /// Every function in the table, each once or more; the target's state machine first.
-pub(crate) fn all_functions() -> impl Iterator<Item = &'static str> {
-    all_probes().map(|probe| probe.function).chain(crate::plan::functions())
+pub fn functions() -> impl Iterator<Item = &'static str> {
+    let uprobes = TARGET.iter().chain(HOST).flat_map(|l| l.rungs).flat_map(|rung| rung.parts);
+    let ways = TARGET_EVENTS.iter().chain(HOST_EVENTS).flat_map(|event| event.ways);
+    uprobes
+        .flat_map(uprobes_of)
+        .flat_map(|uprobe| {
+            // What is called at a probed call is looked for as well, where it is the program's own.
+            std::iter::once(inside(uprobe))
+                .chain((inside(uprobe) != uprobe.function).then_some(uprobe.function))
+        })
+        .chain(ways.filter_map(|way| match way {
+            Way::Usdt(..) => None,
+            Way::Function(name, _) => Some(*name),
+        }))
 }
 
-/// The functions whose calls are probed.
-pub(crate) fn all_callees() -> impl Iterator<Item = &'static str> {
-    all_probes().filter_map(|probe| match probe.at {
-        At::CallsOf(callee) => Some(callee),
-        At::Entry => None,
-    })
-}
-
-/// The functions by which a file with SPDK is known: those whose names no other program is likely to use.
+/// The functions by which a file with SPDK is known: those whose names no other program is likely to use,
+/// since they say what part of SPDK they are of.
 pub(crate) fn telling_functions() -> impl Iterator<Item = &'static str> {
-    all_probes().filter(|probe| probe.source.is_none()).map(|probe| probe.function)
-}
-
-/// All member paths in the table.
-pub(crate) fn all_members() -> impl Iterator<Item = &'static str> {
-    TARGET_MEMBERS.iter().chain(HOST_MEMBERS).chain(OPTIONAL_MEMBERS).copied()
+    functions()
+        .filter(|name| name.split('_').any(|word| matches!(word, "spdk" | "nvmf" | "nvme" | "bdev" | "sock")))
 }
 
 /// Everything in the table, as names to look for in debug information.
 pub(crate) fn wanted() -> Wanted {
-    let unique = |mut names: Vec<String>| {
+    let unique = |names: Vec<&str>| {
+        let mut names: Vec<String> = names.into_iter().map(str::to_owned).collect();
         names.sort();
         names.dedup();
         names
     };
     Wanted {
-        structures: unique(
-            all_members()
-                .filter_map(|path| path.split('.').next())
-                .chain(SIZES.iter().copied())
-                .map(str::to_owned)
-                .collect(),
-        ),
-        enumerations: unique(ENUMERATORS.iter().map(|(name, _)| (*name).to_owned()).collect()),
-        functions: unique(all_functions().map(str::to_owned).collect()),
+        structures: unique(members().filter_map(|path| path.split('.').next()).collect()),
+        enumerations: unique(enumerators().map(|(enumeration, _)| enumeration).collect()),
+        functions: unique(functions().collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_boundary_of_a_side_has_one_ladder_in_the_order_of_passing() {
+        for side in [Side::Host, Side::Target] {
+            let named: Vec<_> = ladders(side).iter().map(|ladder| ladder.boundary).collect();
+            assert_eq!(named, Boundary::of(side).collect::<Vec<_>>());
+            for ladder in ladders(side) {
+                let inside = |rung: &Rung| rung.parts.iter().flat_map(uprobes_of).next().is_some();
+                assert!(ladder.rungs.iter().all(inside), "{}", ladder.boundary);
+            }
+        }
+    }
+
+    #[test]
+    fn the_check_of_the_target_s_set_up_knows_the_table_s_functions() {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/spdk-setup/check");
+        let script = std::fs::read_to_string(script).unwrap();
+        let list = script.split_once("\nboundaries=(\n").and_then(|(_, rest)| rest.split_once("\n)\n"));
+        let list = list.expect("the script has its list of boundaries").0;
+        let mut known = Vec::new();
+        for line in list.lines() {
+            let mut words = line.trim().trim_matches('"').split(' ');
+            let name = words.next().unwrap();
+            let boundary = Boundary::of(Side::Target).find(|boundary| boundary.name() == name).unwrap();
+            assert_eq!(words.collect::<Vec<_>>(), of_boundary(boundary), "{name}");
+            known.push(boundary);
+        }
+        // The others are of writes that wait for their data only.
+        let optional = [Boundary::TR2t, Boundary::TData];
+        let expected: Vec<_> =
+            Boundary::of(Side::Target).filter(|boundary| !optional.contains(boundary)).collect();
+        assert_eq!(known, expected);
     }
 }

@@ -8,20 +8,18 @@ use libbpf_rs::OpenObject;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use run_format::{Counters, Hook, Kind, Side, Sink, Software, Source};
 
-use crate::loader::{
-    self, Attach, InFlight, Maps, Recorder, fill_common, offset, optional, optional_enumerator,
-};
+use crate::loader::{self, Attach, InFlight, Maps, Recorder, fill_common, fill_layout};
 use crate::plan::{Kernel, Survey};
 use crate::process::Process;
 use crate::resolve::BinarySet;
-use crate::{Error, Options, messages};
+use crate::{Error, Options, functions, messages};
 
 #[allow(missing_docs, missing_debug_implementations, unreachable_pub, unused_qualifications, clippy::all)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks, dead_code)]
 mod skeleton {
     include!(concat!(env!("OUT_DIR"), "/host.skel.rs"));
 }
-use skeleton::types::{in_flight, spdk_layout_host};
+use skeleton::types::{in_flight, spdk_layout_host as Layout};
 
 /// An SPDK host being recorded. Dropping it takes every probe away.
 #[derive(Debug)]
@@ -98,32 +96,20 @@ pub(crate) fn survey(
     Survey::of(set, Side::Host, options, kernel, thorough)
 }
 
+functions::host_layout!(fill_layout);
+
 /// The host's structures as this build has them.
-fn layout(set: &BinarySet, survey: &Survey) -> Result<spdk_layout_host, Error> {
+fn layout(set: &BinarySet, survey: &Survey) -> Result<Layout, Error> {
     let absent = messages::SPDK_ABSENT;
-    let trtype_tcp = optional_enumerator(set, "spdk_nvme_transport_type", "SPDK_NVME_TRANSPORT_TCP");
-    Ok(spdk_layout_host {
-        qpair_id: offset(set, "spdk_nvme_qpair.id")?,
-        qpair_ctrlr: offset(set, "spdk_nvme_qpair.ctrlr")?,
-        qpair_trtype: trtype_tcp.map_or(absent, |_| optional(set, "spdk_nvme_qpair.trtype")),
-        ctrlr_cntlid: offset(set, "spdk_nvme_ctrlr.cntlid")?,
-        ctrlr_subnqn: offset(set, "spdk_nvme_ctrlr.trid.subnqn")?,
-        ctrlr_traddr: offset(set, "spdk_nvme_ctrlr.trid.traddr")?,
-        ctrlr_trsvcid: offset(set, "spdk_nvme_ctrlr.trid.trsvcid")?,
-        ctrlr_hostnqn: offset(set, "spdk_nvme_ctrlr.opts.hostnqn")?,
-        tqpair_sock: offset(set, "nvme_tcp_qpair.sock")?,
+    let table = of_table(set)?;
+    let of_bdev = survey.uses("bdev_submit") || survey.uses("bdev_nvme_submit");
+    Ok(Layout {
+        // Without the number to compare it with, the transport's type tells nothing.
+        qpair_trtype: if table.trtype_tcp == absent { absent } else { table.qpair_trtype },
+        bdev_io_driver_ctx: if of_bdev { table.bdev_io_driver_ctx } else { absent },
         sock_fd: loader::descriptor_offset(set),
-        request_cmd: offset(set, "nvme_request.cmd")?,
-        request_cb_arg: offset(set, "nvme_request.cb_arg")?,
-        tcp_req_req: offset(set, "nvme_tcp_req.req")?,
-        pdu_sqe: loader::sqe_offset(set)?,
-        bdev_io_driver_ctx: if survey.uses("bdev_submit") || survey.uses("bdev_nvme_submit") {
-            offset(set, "spdk_bdev_io.driver_ctx")?
-        } else {
-            absent
-        },
-        trtype_tcp: trtype_tcp.unwrap_or(absent),
         ends_at_callback: u32::from(survey.uses("bdev_complete") || survey.uses("io_complete")),
+        ..table
     })
 }
 

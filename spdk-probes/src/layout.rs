@@ -1,5 +1,5 @@
 //! The layout file: what a debug build says of functions and structures, kept for the stripped build
-//! that has the same build-id. Written by `fabscope probe --save-layout`.
+//! that has the same build-id. Written by `fabscope probe target --save-layout`.
 //!
 //! It holds no instructions: where a probe goes is decided on the stripped file's own code.
 
@@ -30,7 +30,6 @@ pub struct Layout {
     /// Where functions were inlined; a function that is not in here was not asked for.
     inlined: BTreeMap<String, Vec<u64>>,
     members: BTreeMap<String, Member>,
-    sizes: BTreeMap<String, u64>,
     enumerators: BTreeMap<String, BTreeMap<String, i64>>,
     /// The file that messages name.
     #[serde(skip)]
@@ -52,11 +51,10 @@ impl Layout {
             functions: BTreeMap::new(),
             inlined: BTreeMap::new(),
             members: BTreeMap::new(),
-            sizes: BTreeMap::new(),
             enumerators: BTreeMap::new(),
             path: Path::new("(made now)").to_owned(),
         };
-        for name in functions::all_functions().chain(functions::all_callees()) {
+        for name in functions::functions() {
             if let Ok(function) = binary.resolve_function(name) {
                 layout.functions.insert(name.to_owned(), function);
             }
@@ -64,23 +62,18 @@ impl Layout {
                 layout.inlined.insert(name.to_owned(), places);
             }
         }
-        for path in functions::all_members() {
+        for path in functions::members() {
             if let Ok(member) = binary.offset(path) {
                 layout.members.insert(path.to_owned(), member);
             }
         }
-        for name in functions::SIZES {
-            if let Ok(size) = binary.size_of(name) {
-                layout.sizes.insert((*name).to_owned(), size);
-            }
-        }
-        for (enumeration, enumerator) in functions::ENUMERATORS {
+        for (enumeration, enumerator) in functions::enumerators() {
             if let Ok(value) = binary.enumerator(enumeration, enumerator) {
                 layout
                     .enumerators
-                    .entry((*enumeration).to_owned())
+                    .entry(enumeration.to_owned())
                     .or_default()
-                    .insert((*enumerator).to_owned(), value);
+                    .insert(enumerator.to_owned(), value);
             }
         }
         if layout.functions.is_empty() && layout.members.is_empty() {
@@ -120,11 +113,15 @@ impl Layout {
         serde_json::from_slice(text).map_err(|error| error.to_string())
     }
 
-    /// Writes the layout file: aside first, then renamed, so that it is whole or not there.
+    /// Writes the layout file: aside first, then renamed, so that it is whole or not there. What is there and is
+    /// no file, such as `/dev/stdout`, is written to: renaming would replace the device.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
         let failed = |source| Error::Write { path: path.to_owned(), source };
         let text = serde_json::to_string_pretty(self)
             .map_err(|error| Error::Layout { path: path.to_owned(), what: error.to_string() })?;
+        if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+            return std::fs::write(path, text + "\n").map_err(failed);
+        }
         let mut aside = path.as_os_str().to_owned();
         aside.push(format!(".{}.tmp", std::process::id()));
         let aside = Path::new(&aside);
@@ -164,10 +161,6 @@ impl Layout {
 
     pub(crate) fn member(&self, path: &str) -> Option<&Member> {
         self.members.get(path)
-    }
-
-    pub(crate) fn size(&self, structure: &str) -> Option<u64> {
-        self.sizes.get(structure).copied()
     }
 
     pub(crate) fn enumerator(&self, enumeration: &str, enumerator: &str) -> Option<i64> {

@@ -18,7 +18,7 @@ use crate::process::{self, Process};
 use crate::queues::{Dead, Queues, SubsystemStates};
 use crate::resolve::{BinarySet, Product};
 use crate::ring::{Ring, has_ended};
-use crate::{Error, Layout, Options, messages};
+use crate::{Error, Layout, Options, functions, messages};
 
 /// How long the ring is left alone when it was empty. At 500 thousand commands a second the default ring holds
 /// twenty times what comes meanwhile.
@@ -144,42 +144,71 @@ pub(crate) fn software(set: &BinarySet, process: &Process) -> Software {
     }
 }
 
-/// The offset of a member that every build has.
-pub(crate) fn offset(set: &BinarySet, member: &str) -> Result<u32, Error> {
-    set.offset(member).map(|member| member.offset as u32)
+/// A part of SPDK's layout that every build has.
+pub(crate) mod needed {
+    use crate::Error;
+    use crate::resolve::BinarySet;
+
+    /// The offset of a member, written as any of these.
+    pub(crate) fn member(set: &BinarySet, paths: &[&str]) -> Result<u32, Error> {
+        let mut found = paths.iter().map(|path| set.offset(path).map(|member| member.offset as u32));
+        let first = found.next().unwrap_or(Ok(super::messages::SPDK_ABSENT));
+        first.or_else(|error| found.find_map(Result::ok).ok_or(error))
+    }
+
+    /// The value of an enumerator.
+    pub(crate) fn enumerator(set: &BinarySet, enumeration: &str, enumerator: &str) -> Result<u32, Error> {
+        set.enumerator(enumeration, enumerator).map(|value| value as u32)
+    }
 }
 
-/// The offset of a member that a build may lack.
-pub(crate) fn optional(set: &BinarySet, member: &str) -> u32 {
-    offset(set, member).unwrap_or(messages::SPDK_ABSENT)
+/// A part of SPDK's layout that a build may lack.
+pub(crate) mod optional {
+    use crate::Error;
+    use crate::messages::SPDK_ABSENT;
+    use crate::resolve::BinarySet;
+
+    /// The offset of a member, written as any of these; `SPDK_ABSENT` where there is none.
+    pub(crate) fn member(set: &BinarySet, paths: &[&str]) -> Result<u32, Error> {
+        Ok(super::needed::member(set, paths).unwrap_or(SPDK_ABSENT))
+    }
+
+    /// The value of an enumerator; `SPDK_ABSENT` where there is none.
+    pub(crate) fn enumerator(set: &BinarySet, enumeration: &str, enumerator: &str) -> Result<u32, Error> {
+        Ok(super::needed::enumerator(set, enumeration, enumerator).unwrap_or(SPDK_ABSENT))
+    }
 }
 
-/// The value of an enumerator that a build may lack.
-pub(crate) fn optional_enumerator(set: &BinarySet, enumeration: &str, enumerator: &str) -> Option<u32> {
-    set.enumerator(enumeration, enumerator).ok().map(|value| value as u32)
+/// Makes the function that fills a side's constants with what the table says of its members and enumerators.
+/// The rest stays zero.
+macro_rules! fill_layout {
+    (
+        members { $($field:ident: $how:ident $($path:literal)+,)* }
+        enumerators { $($name:ident: $need:ident $enumeration:literal $enumerator:literal,)* }
+    ) => {
+        fn of_table(set: &BinarySet) -> Result<Layout, Error> {
+            Ok(Layout {
+                $($field: $crate::loader::$how::member(set, &[$($path),+])?,)*
+                $($name: $crate::loader::$need::enumerator(set, $enumeration, $enumerator)?,)*
+                ..Layout::default()
+            })
+        }
+    };
 }
 
 /// From the `spdk_sock` that queue pairs point to, to its file descriptor.
 pub(crate) fn descriptor_offset(set: &BinarySet) -> i32 {
-    match (set.offset("spdk_posix_sock.fd"), set.offset("spdk_posix_sock.base")) {
+    match (set.offset(functions::SOCKET_DESCRIPTOR), set.offset(functions::SOCKET_BASE)) {
         (Ok(fd), Ok(base)) => (fd.offset as i64 - base.offset as i64) as i32,
         _ => messages::SPDK_NO_FD,
     }
 }
 
-/// Where a capsule's SQE begins in a `nvme_tcp_pdu`.
-pub(crate) fn sqe_offset(set: &BinarySet) -> Result<u32, Error> {
-    offset(set, "nvme_tcp_pdu.hdr.capsule_cmd.ccsqe")
-}
-
 /// Numbers of SPDK's subsystem states.
 pub(crate) fn subsystem_states(set: &BinarySet) -> SubsystemStates {
-    let state = |name| optional_enumerator(set, "spdk_nvmf_subsystem_state", name);
-    SubsystemStates {
-        inactive: state("SPDK_NVMF_SUBSYSTEM_INACTIVE"),
-        active: state("SPDK_NVMF_SUBSYSTEM_ACTIVE"),
-        paused: state("SPDK_NVMF_SUBSYSTEM_PAUSED"),
-    }
+    let [inactive, active, paused] = functions::SUBSYSTEM_STATES
+        .map(|(enumeration, state)| needed::enumerator(set, enumeration, state).ok());
+    SubsystemStates { inactive, active, paused }
 }
 
 /// The constants for this process and plan.
@@ -195,6 +224,7 @@ pub(crate) fn common(process: &Process, options: &Options, survey: &Survey, kern
 /// Before loading: only the programs of the plan, and the ring's size.
 pub(crate) fn prepare(object: &mut OpenObject, survey: &Survey, attach: Attach, ring_bytes: u32) {
     let uprobes = survey.uprobes();
+pub(crate) use fill_layout;
     for mut program in object.progs_mut() {
         let name = program.name().to_string_lossy().into_owned();
         let used = survey.uses(&name);

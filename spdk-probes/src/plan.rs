@@ -1,6 +1,6 @@
-//! Decides with what each boundary of a process is taken: the ladders of hooks, best first, and the choice
-//! among them for one program on one kernel. It attaches nothing; what it chooses, the loader attaches, and
-//! `probe` shows.
+//! Decides with what each boundary of a process is taken: the choice among the hooks of the table
+//! ([`crate::functions`]) for one program on one kernel. It attaches nothing; what it chooses, the loader
+//! attaches, and `probe` shows.
 
 use std::cell::OnceCell;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -11,6 +11,7 @@ use libbpf_rs::btf::types::{Func, MemberAttr, Struct, Typedef};
 use libbpf_rs::libbpf_sys;
 use run_format::{Boundary, Hook, Side};
 
+use crate::functions::{self, Argument, At, Ladder, Part, Rung, Uprobe, Way, Without};
 use crate::loader::kernel_version;
 use crate::place::{Class, Reg};
 use crate::resolve::{BinarySet, Function, Site};
@@ -38,427 +39,6 @@ pub enum Avoid {
     SystemCallUprobes,
     /// Links with several uprobes.
     MultiUprobes,
-}
-
-/// Where a uprobe goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum At {
-    /// At the function's entry, or as near behind it as is cheap.
-    Entry,
-    /// The same, but only if the kernel emulates the instruction there.
-    EmulatedEntry,
-    /// At the calls of the function inside this one, which the kernel emulates.
-    CallsIn(&'static str),
-}
-
-/// A uprobe: which program on which function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Uprobe {
-    pub(crate) program: &'static str,
-    pub(crate) function: &'static str,
-    pub(crate) at: At,
-    /// Registers that must still hold the caller's arguments.
-    pub(crate) live: &'static [Reg],
-    /// The source file it must come from, where other programs have functions of that name.
-    pub(crate) source: Option<&'static str>,
-}
-
-/// One thing that a rung needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    Uprobe(Uprobe),
-    /// The first of these that is there.
-    First(&'static [Uprobe]),
-    /// A function of which no copy was inlined anywhere.
-    Whole(&'static str),
-    /// An fentry or fexit program, on this function of the kernel.
-    Kernel {
-        program: &'static str,
-        kind: &'static str,
-        function: &'static str,
-    },
-    /// A raw tracepoint of the kernel.
-    Raw {
-        program: &'static str,
-        name: &'static str,
-    },
-    /// A tracepoint of the kernel.
-    Tracepoint {
-        program: &'static str,
-        category: &'static str,
-        name: &'static str,
-    },
-    /// The program has the NVMe bdev module.
-    BdevUser,
-    /// Only when everything is asked for.
-    FullDetail,
-}
-
-/// Everything in `parts` together takes the boundary.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rung {
-    pub(crate) parts: &'static [Part],
-    /// Whether this is the boundary's own moment.
-    pub(crate) measured: bool,
-    /// How far it is from the definition, where it is.
-    pub(crate) note: &'static str,
-}
-
-/// A boundary and the ways to take it, best first.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ladder {
-    pub(crate) boundary: Boundary,
-    pub(crate) rungs: &'static [Rung],
-    /// What stands for the boundary where no rung holds.
-    pub(crate) without: Without,
-}
-
-/// What happens without any rung.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Without {
-    /// Nothing can be recorded.
-    Nothing,
-    /// The model uses another boundary; this is what is lost.
-    Lost(&'static str),
-}
-
-const fn at_entry(program: &'static str, function: &'static str, live: &'static [Reg]) -> Uprobe {
-    Uprobe { program, function, at: At::Entry, live, source: None }
-}
-
-const fn rung(parts: &'static [Part]) -> Rung {
-    Rung { parts, measured: true, note: "" }
-}
-
-const REQ_PROCESS: Part = Part::Uprobe(at_entry("req_process", "nvmf_tcp_req_process", &[Reg::Rsi]));
-/// SPDK's R2T function begins with instructions that are single-stepped; the calls of it, which are all in the
-/// state machine, are emulated.
-const SEND_R2T: Part = Part::First(&[
-    Uprobe { at: At::EmulatedEntry, ..at_entry("send_r2t", "nvmf_tcp_send_r2t_pdu", &[Reg::Rsi]) },
-    Uprobe {
-        program: "send_r2t",
-        function: "nvmf_tcp_send_r2t_pdu",
-        at: At::CallsIn("nvmf_tcp_req_process"),
-        live: &[Reg::Rsi],
-        source: None,
-    },
-    at_entry("send_r2t", "nvmf_tcp_send_r2t_pdu", &[Reg::Rsi]),
-]);
-const WRITE_PDU: Part = Part::Uprobe(Uprobe {
-    source: Some("nvme_tcp.c"),
-    ..at_entry("write_pdu", "nvme_tcp_qpair_write_pdu", &[Reg::Rdi, Reg::Rsi, Reg::Rcx])
-});
-const SUBMIT_REQUEST: Part =
-    Part::Uprobe(at_entry("submit_request", "nvme_qpair_submit_request", &[Reg::Rdi, Reg::Rsi]));
-const REQ_COMPLETE: Part =
-    Part::Uprobe(at_entry("req_complete", "nvme_tcp_req_complete", &[Reg::Rdi, Reg::Rsi, Reg::Rdx]));
-const REQUEST_COMPLETE: Part =
-    Part::Uprobe(at_entry("request_complete", "spdk_nvmf_request_complete", &[Reg::Rdi]));
-const BDEV_COMPLETE_CMD: Part =
-    Part::Uprobe(at_entry("bdev_complete", "nvmf_bdev_ctrlr_complete_cmd", &[Reg::Rdx]));
-
-/// The flush that takes a queued PDU along. See bpf/spdk.bpf.h for why not SPDK's own flush function.
-const FLUSH_KERNEL: Part =
-    Part::Kernel { program: "flush_tcp_sendmsg", kind: "fentry", function: "tcp_sendmsg" };
-const FLUSH_RAW: Part = Part::Raw { program: "flush_raw", name: "tcp_sendmsg_locked" };
-/// Where the socket module calls sendmsg: directly in its flush, or since 25.09 in a function of its own.
-const FLUSH_CALLS: Part = Part::First(&[
-    flush_call("posix_writev"),
-    flush_call("_sock_flush"),
-    flush_call("posix_sock_flush"),
-    flush_call("posix_sock_group_impl_poll"),
-]);
-const FLUSH_SYSCALL: Part =
-    Part::Tracepoint { program: "flush_syscall", category: "syscalls", name: "sys_enter_sendmsg" };
-const RECEIVE: Part =
-    Part::Kernel { program: "received_tcp_recvmsg", kind: "fexit", function: "tcp_recvmsg" };
-const RECEIVE_RAW: Part = Part::Raw { program: "received_raw", name: "sock_recv_length" };
-
-const fn flush_call(caller: &'static str) -> Uprobe {
-    Uprobe { program: "flush_call", function: "sendmsg", at: At::CallsIn(caller), live: &[], source: None }
-}
-
-/// The target's boundaries.
-pub(crate) const TARGET: &[Ladder] = &[
-    Ladder { boundary: Boundary::TRecv, rungs: &[rung(&[REQ_PROCESS])], without: Without::Nothing },
-    Ladder {
-        boundary: Boundary::TR2t,
-        rungs: &[
-            rung(&[SEND_R2T, FLUSH_KERNEL]),
-            rung(&[SEND_R2T, FLUSH_RAW]),
-            rung(&[SEND_R2T, FLUSH_CALLS]),
-            rung(&[SEND_R2T, FLUSH_SYSCALL]),
-            Rung {
-                parts: &[SEND_R2T],
-                measured: false,
-                note: "when the R2T is queued: its wait for the next flush is not seen",
-            },
-        ],
-        without: Without::Lost("a write's wait for its data counts as the target driver's time"),
-    },
-    Ladder {
-        boundary: Boundary::TData,
-        rungs: &[rung(&[REQ_PROCESS, SEND_R2T])],
-        without: Without::Lost("t_submit stands for it"),
-    },
-    Ladder {
-        boundary: Boundary::TSubmit,
-        rungs: &[
-            rung(&[Part::Uprobe(at_entry("bdev_submit", "bdev_io_submit", &[Reg::Rdi]))]),
-            Rung {
-                parts: &[Part::Uprobe(at_entry("request_exec", "spdk_nvmf_request_exec", &[Reg::Rdi]))],
-                measured: false,
-                note: "when the nvmf layer takes the command: its checks and waiting for a bdev_io count as storage",
-            },
-        ],
-        without: Without::Lost("storage can not be told from the target's driver"),
-    },
-    Ladder {
-        boundary: Boundary::TDone,
-        rungs: &[
-            rung(&[Part::Whole("spdk_nvmf_request_complete"), REQUEST_COMPLETE]),
-            rung(&[REQUEST_COMPLETE, BDEV_COMPLETE_CMD]),
-            Rung {
-                parts: &[BDEV_COMPLETE_CMD],
-                measured: true,
-                note: "dataset management completes elsewhere and has no t_done",
-            },
-        ],
-        without: Without::Lost("t_resp stands for it"),
-    },
-    Ladder { boundary: Boundary::TResp, rungs: &[rung(&[REQ_PROCESS])], without: Without::Nothing },
-    Ladder {
-        boundary: Boundary::TSent,
-        rungs: &[
-            rung(&[REQ_PROCESS, FLUSH_KERNEL]),
-            rung(&[REQ_PROCESS, FLUSH_RAW]),
-            rung(&[REQ_PROCESS, FLUSH_CALLS]),
-            rung(&[REQ_PROCESS, FLUSH_SYSCALL]),
-        ],
-        without: Without::Lost(
-            "t_resp stands for it: the response's wait for the next flush counts as the network's",
-        ),
-    },
-];
-
-/// The host's boundaries.
-pub(crate) const HOST: &[Ladder] = &[
-    Ladder {
-        boundary: Boundary::HQueued,
-        rungs: &[
-            rung(&[
-                Part::BdevUser,
-                Part::Uprobe(at_entry("bdev_submit", "bdev_io_submit", &[Reg::Rdi])),
-                SUBMIT_REQUEST,
-            ]),
-            Rung {
-                parts: &[
-                    Part::BdevUser,
-                    Part::Uprobe(at_entry("bdev_nvme_submit", "bdev_nvme_submit_request", &[Reg::Rsi])),
-                    SUBMIT_REQUEST,
-                ],
-                measured: false,
-                note: "when the NVMe bdev takes the I/O: what the bdev layer does before is not seen",
-            },
-            rung(&[SUBMIT_REQUEST]),
-        ],
-        without: Without::Nothing,
-    },
-    Ladder {
-        boundary: Boundary::HDriver,
-        rungs: &[rung(&[Part::Uprobe(at_entry(
-            "tcp_submit_request",
-            "nvme_tcp_qpair_submit_request",
-            &[Reg::Rsi],
-        ))])],
-        without: Without::Lost("h_queued stands for it"),
-    },
-    Ladder {
-        boundary: Boundary::HSent,
-        rungs: &[
-            rung(&[WRITE_PDU, FLUSH_KERNEL]),
-            rung(&[WRITE_PDU, FLUSH_RAW]),
-            rung(&[WRITE_PDU, FLUSH_CALLS]),
-            rung(&[WRITE_PDU, FLUSH_SYSCALL]),
-            Rung {
-                parts: &[WRITE_PDU],
-                measured: false,
-                note: "not taken: no flush is seen here, and h_driver stands for it",
-            },
-        ],
-        without: Without::Nothing,
-    },
-    Ladder {
-        boundary: Boundary::HR2t,
-        rungs: &[
-            rung(&[WRITE_PDU, RECEIVE]),
-            rung(&[WRITE_PDU, RECEIVE_RAW]),
-            Rung {
-                parts: &[WRITE_PDU],
-                measured: false,
-                note: "when the answer to the R2T is queued: handling the R2T is not seen",
-            },
-        ],
-        without: Without::Lost("the host's part of an R2T write's wait counts as the network's"),
-    },
-    Ladder {
-        boundary: Boundary::HDataSent,
-        rungs: &[
-            rung(&[WRITE_PDU, FLUSH_KERNEL]),
-            rung(&[WRITE_PDU, FLUSH_RAW]),
-            rung(&[WRITE_PDU, FLUSH_CALLS]),
-            rung(&[WRITE_PDU, FLUSH_SYSCALL]),
-        ],
-        without: Without::Lost("the host's part of an R2T write's wait counts as the network's"),
-    },
-    Ladder {
-        boundary: Boundary::HRecv,
-        rungs: &[rung(&[REQ_COMPLETE, RECEIVE]), rung(&[REQ_COMPLETE, RECEIVE_RAW])],
-        without: Without::Lost(
-            "h_done stands for it: the driver's work on a completion counts as the network's",
-        ),
-    },
-    Ladder { boundary: Boundary::HDone, rungs: &[rung(&[REQ_COMPLETE])], without: Without::Nothing },
-    Ladder {
-        boundary: Boundary::HEnd,
-        rungs: &[
-            rung(&[Part::BdevUser, Part::Uprobe(at_entry("bdev_complete", "bdev_io_complete", &[Reg::Rdi]))]),
-            rung(&[
-                Part::FullDetail,
-                Part::Uprobe(Uprobe {
-                    source: Some("perf.c"),
-                    ..at_entry("io_complete", "io_complete", &[Reg::Rdi])
-                }),
-            ]),
-        ],
-        without: Without::Lost(
-            "h_done stands for it: the driver calls the application back at once, and a probe there would \
-             mostly measure itself",
-        ),
-    },
-];
-
-/// Where an event's argument is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Argument {
-    /// The USDT probe's argument of this number.
-    Usdt(usize),
-    /// A register at the function's entry.
-    Register(Reg),
-    /// This member of what a register points to: its address.
-    Member(Reg, &'static str),
-}
-
-/// A way to see an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// A USDT probe of SPDK's.
-    Usdt(&'static str, &'static [Argument]),
-    /// A function's entry.
-    Function(&'static str, &'static [Argument]),
-}
-
-impl Way {
-    fn name(self) -> String {
-        match self {
-            Way::Usdt(name, _) => format!("usdt spdk:{name}"),
-            Way::Function(name, _) => format!("uprobe {name}"),
-        }
-    }
-}
-
-/// Something besides commands that explains a gap: its program and the ways to see it, best first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Happening {
-    pub(crate) program: &'static str,
-    pub(crate) ways: &'static [Way],
-}
-
-/// The target's. Each is left out where the build lacks it.
-pub(crate) const TARGET_EVENTS: &[Happening] = &[
-    Happening {
-        program: "qpair_disconnect",
-        ways: &[
-            Way::Usdt("nvmf_qpair_disconnect", &[Argument::Usdt(1)]),
-            Way::Function("spdk_nvmf_qpair_disconnect", &[Argument::Register(Reg::Rdi)]),
-        ],
-    },
-    Happening {
-        program: "set_cc",
-        ways: &[Way::Function(
-            "nvmf_prop_set_cc",
-            &[Argument::Register(Reg::Rdi), Argument::Register(Reg::Rsi)],
-        )],
-    },
-    Happening {
-        program: "ctrlr_destruct",
-        ways: &[
-            Way::Usdt("nvmf_ctrlr_destruct", &[Argument::Usdt(1)]),
-            Way::Function("nvmf_ctrlr_destruct", &[Argument::Register(Reg::Rdi)]),
-        ],
-    },
-    Happening {
-        program: "subsystem_change",
-        ways: &[
-            Way::Usdt("nvmf_subsystem_change_state", &[Argument::Usdt(1), Argument::Usdt(2)]),
-            Way::Function(
-                "nvmf_subsystem_state_change",
-                &[Argument::Member(Reg::Rdi, "spdk_nvmf_subsystem.subnqn"), Argument::Register(Reg::Rdx)],
-            ),
-        ],
-    },
-];
-
-/// The host's.
-pub(crate) const HOST_EVENTS: &[Happening] = &[
-    Happening {
-        program: "qpair_disconnect",
-        ways: &[Way::Function("nvme_tcp_ctrlr_disconnect_qpair", &[Argument::Register(Reg::Rsi)])],
-    },
-    Happening { program: "bdev_reset", ways: &[Way::Usdt("bdev_nvme_ctrlr_reset", &[Argument::Usdt(1)])] },
-];
-
-/// The ladders of a side.
-pub(crate) fn ladders(side: Side) -> &'static [Ladder] {
-    match side {
-        Side::Target => TARGET,
-        Side::Host => HOST,
-    }
-}
-
-fn events(side: Side) -> &'static [Happening] {
-    match side {
-        Side::Target => TARGET_EVENTS,
-        Side::Host => HOST_EVENTS,
-    }
-}
-
-/// Every function that a ladder or an event names.
-pub(crate) fn functions() -> impl Iterator<Item = &'static str> {
-    fn of_part(part: &'static Part) -> Vec<&'static str> {
-        let of = |uprobe: &Uprobe| match uprobe.at {
-            At::Entry | At::EmulatedEntry => uprobe.function,
-            At::CallsIn(caller) => caller,
-        };
-        match part {
-            Part::Uprobe(uprobe) => vec![of(uprobe)],
-            Part::First(uprobes) => uprobes.iter().map(of).collect(),
-            Part::Whole(function) => vec![function],
-            _ => Vec::new(),
-        }
-    }
-    TARGET
-        .iter()
-        .chain(HOST)
-        .flat_map(|ladder| ladder.rungs)
-        .flat_map(|rung| rung.parts)
-        .flat_map(of_part)
-        .chain(TARGET_EVENTS.iter().chain(HOST_EVENTS).flat_map(|event| event.ways).filter_map(
-            |way| match way {
-                Way::Usdt(..) => None,
-                Way::Function(name, _) => Some(*name),
-            },
-        ))
 }
 
 /// What the running kernel offers.
@@ -595,8 +175,10 @@ pub struct RungSurvey {
     pub outcome: Result<Vec<Site>, String>,
     /// Whether this is the boundary's own moment.
     pub measured: bool,
-    /// How far it is from the definition, where it is.
+    /// How far it is from the definition, where it is; and what it does not see.
     pub note: String,
+    /// Whether it sees every command.
+    pub whole: bool,
     pub(crate) uprobes: Vec<(&'static str, Vec<Site>)>,
     pub(crate) kernel: Vec<KernelProbe>,
 }
@@ -629,7 +211,7 @@ pub struct BoundarySurvey {
     pub boundary: Boundary,
     /// Its rungs, best first.
     pub rungs: Vec<RungSurvey>,
-    /// The first that holds.
+    /// The first that holds and sees every command, else the first that holds.
     pub chosen: Option<usize>,
     /// What is lost where none does.
     pub lost: Option<String>,
@@ -645,7 +227,7 @@ impl BoundarySurvey {
     fn why(&self) -> Option<String> {
         let better = self.rungs.iter().take(self.chosen.unwrap_or(usize::MAX));
         let mut reasons: Vec<String> = better
-            .filter_map(|rung| Some(format!("not {}: {}", rung.hook, rung.outcome.as_ref().err()?)))
+            .map(|rung| format!("not {}: {}", rung.hook, rung.outcome.as_ref().err().unwrap_or(&rung.note)))
             .collect();
         match self.rung() {
             Some(rung) if !rung.note.is_empty() => reasons.insert(0, rung.note.clone()),
@@ -703,13 +285,13 @@ impl Survey {
         thorough: bool,
     ) -> Result<Survey, Error> {
         let prober = Prober { set, options, kernel };
-        let boundaries = ladders(side)
+        let boundaries = functions::ladders(side)
             .iter()
             .map(|ladder| prober.ladder(ladder, thorough))
             .collect::<Result<Vec<_>, Error>>()?;
         let mut outcomes = Vec::new();
         let mut event_uprobes = Vec::new();
-        for event in events(side) {
+        for event in functions::events(side) {
             let mut reasons = Vec::new();
             let found = event.ways.iter().find_map(|way| {
                 prober.way(way).map_err(|reason| reasons.push(reason)).ok().map(|placed| (way, placed))
@@ -783,17 +365,18 @@ impl Prober<'_> {
 
     fn ladder(&self, ladder: &Ladder, thorough: bool) -> Result<BoundarySurvey, Error> {
         let mut rungs: Vec<RungSurvey> = Vec::new();
-        let mut chosen = None;
+        let mut whole = None;
         for rung in ladder.rungs {
             let survey = self.rung(rung);
-            if chosen.is_none() && survey.outcome.is_ok() {
-                chosen = Some(rungs.len());
+            if whole.is_none() && survey.outcome.is_ok() && survey.whole {
+                whole = Some(rungs.len());
             }
             rungs.push(survey);
-            if chosen.is_some() && !thorough {
+            if whole.is_some() && !thorough {
                 break;
             }
         }
+        let chosen = whole.or_else(|| rungs.iter().position(|rung| rung.outcome.is_ok()));
         let lost = match (chosen, ladder.without) {
             (Some(_), _) => None,
             (None, Without::Lost(what)) => Some(what.to_owned()),
@@ -814,6 +397,11 @@ impl Prober<'_> {
         let mut names = Vec::new();
         let mut uprobes: Vec<(&'static str, Vec<Site>)> = Vec::new();
         let mut kernel = Vec::new();
+        let mut notes: Vec<String> = Vec::new();
+        if !rung.note.is_empty() {
+            notes.push(rung.note.to_owned());
+        }
+        let mut whole = true;
         let mut failed: Option<String> = None;
         let mut fail = |reason: String| {
             failed.get_or_insert(reason);
@@ -822,6 +410,10 @@ impl Prober<'_> {
             match part {
                 Part::Uprobe(uprobe) => match self.uprobe(uprobe) {
                     Ok(sites) => {
+                        if let Some(gap) = self.gap(uprobe, &sites) {
+                            whole = false;
+                            notes.push(gap);
+                        }
                         names.push(name_of(uprobe, &sites));
                         uprobes.push((uprobe.program, sites));
                     }
@@ -832,14 +424,26 @@ impl Prober<'_> {
                 },
                 Part::First(alternatives) => {
                     let mut reasons = Vec::new();
-                    let found = alternatives.iter().find_map(|uprobe| {
-                        self.first_of(uprobe)
-                            .map_err(|reason| reasons.push(reason.to_string()))
-                            .ok()
-                            .map(|sites| (uprobe, sites))
-                    });
+                    let mut found: Option<(&Uprobe, Vec<Site>, Option<String>)> = None;
+                    for uprobe in *alternatives {
+                        match self.first_of(uprobe) {
+                            Ok(sites) => {
+                                let gap = self.gap(uprobe, &sites);
+                                let whole = gap.is_none();
+                                if whole || found.is_none() {
+                                    found = Some((uprobe, sites, gap));
+                                }
+                                if whole {
+                                    break;
+                                }
+                            }
+                            Err(reason) => reasons.push(reason),
+                        }
+                    }
                     match found {
-                        Some((uprobe, sites)) => {
+                        Some((uprobe, sites, gap)) => {
+                            whole &= gap.is_none();
+                            notes.extend(gap);
                             names.push(name_of(uprobe, &sites));
                             uprobes.push((uprobe.program, sites));
                         }
@@ -851,12 +455,6 @@ impl Prober<'_> {
                         }
                     }
                 }
-                Part::Whole(function) => match self.set.inlined_copies(function) {
-                    Ok(places) if !places.is_empty() => {
-                        fail(format!("`{function}` was inlined at {} places", places.len()));
-                    }
-                    _ => {}
-                },
                 Part::Kernel { program, kind, function } => {
                     names.push(format!("{kind} {function}"));
                     match self
@@ -887,7 +485,7 @@ impl Prober<'_> {
                     }
                 }
                 Part::BdevUser => {
-                    let driver = self.set.offset("spdk_bdev_io.driver_ctx");
+                    let driver = self.set.offset(functions::BDEV_IO_DRIVER);
                     if self.set.resolve_function("bdev_nvme_submit_request").is_err() || driver.is_err() {
                         fail("the program does not use NVMe bdevs".to_owned());
                     }
@@ -904,10 +502,32 @@ impl Prober<'_> {
             hook: names.join(", "),
             outcome: failed.map_or(Ok(sites), Err),
             measured: rung.measured,
-            note: rung.note.to_owned(),
+            note: notes.join("; "),
+            whole,
             uprobes,
             kernel,
         }
+    }
+
+    /// Which of the function's calls a uprobe does not see, in words.
+    fn gap(&self, uprobe: &Uprobe, sites: &[Site]) -> Option<String> {
+        // Where calls are probed, the probe is in the caller's code, wherever that was put.
+        if uprobe.complemented || matches!(uprobe.at, At::CallsIn(_)) {
+            return None;
+        }
+        let function = uprobe.function;
+        // Where there is no debug information to tell, the function is taken to be what its symbol says.
+        let inlined = self.set.inlined_copies(function).map_or(0, |places| places.len());
+        if inlined > 0 {
+            let places = if inlined == 1 { "a place".to_owned() } else { format!("{inlined} places") };
+            return Some(format!("`{function}` was also inlined at {places}, where a probe does not see it"));
+        }
+        sites.iter().any(|site| site.symbol.split('.').any(|part| part == "part")).then(|| {
+            format!(
+                "the beginning of `{function}` was inlined into its callers: a probe sees only calls that did \
+                 not return at once"
+            )
+        })
     }
 
     /// A uprobe of several that would do. Those on system calls know a connection by its descriptor.
@@ -921,7 +541,7 @@ impl Prober<'_> {
 
     /// Whether a connection's file descriptor can be read, by which its flushes are known.
     fn descriptor(&self) -> Result<(), String> {
-        self.set.offset("spdk_posix_sock.fd").map(|_| ()).map_err(|error| error.to_string())
+        self.set.offset(functions::SOCKET_DESCRIPTOR).map(|_| ()).map_err(|error| error.to_string())
     }
 
     fn way(&self, way: &Way) -> Result<Vec<Placed>, String> {
@@ -979,13 +599,6 @@ impl Prober<'_> {
             At::Entry | At::EmulatedEntry => {
                 let function = self.set.resolve_function(uprobe.function)?;
                 let function = from_source(function, uprobe.source);
-                if function.copies.iter().any(|copy| copy.is_partial()) {
-                    return Err(Error::OnlyInlined {
-                        path: self.set.name().into(),
-                        name: uprobe.function.to_owned(),
-                        places: function.copies.len(),
-                    });
-                }
                 let sites = self.set.place(&function, uprobe.live)?;
                 match sites.iter().find(|site| site.class == Class::SingleStep) {
                     Some(site) if uprobe.at == At::EmulatedEntry => Err(Error::SingleStepped {

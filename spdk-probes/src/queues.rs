@@ -1,6 +1,7 @@
 //! Turns the programs' messages about queues and events into what a sink is told: which queue a command's key
 //! stands for, its names and addresses, and when it went.
 
+use std::collections::HashMap;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -31,6 +32,9 @@ pub(crate) struct Queues {
     known: Vec<Option<Known>>,
     homes: Vec<Dead>,
     subsystem_states: SubsystemStates,
+    /// The process's connections when recording began, by descriptor: a short-lived one may be gone when its
+    /// queue's message is read.
+    at_first: HashMap<i32, (Endpoint, Endpoint)>,
 }
 
 /// Numbers of SPDK's subsystem states, where the build tells them.
@@ -46,7 +50,14 @@ const MOST_QUEUES: u64 = 1 << 24;
 
 impl Queues {
     pub(crate) fn new(side: Side, pid: u32, subsystem_states: SubsystemStates) -> Queues {
-        Queues { side, pid, known: Vec::new(), homes: Vec::new(), subsystem_states }
+        Queues {
+            side,
+            pid,
+            known: Vec::new(),
+            homes: Vec::new(),
+            subsystem_states,
+            at_first: connections(pid).into_iter().collect(),
+        }
     }
 
     fn slot(&mut self, key: u64) -> Option<&mut Option<Known>> {
@@ -149,7 +160,10 @@ impl Queues {
         let mut target = endpoint(&message.target_address, message.target_port);
         if host.is_none() || target.is_none() {
             // Builds that do not keep the peer, and hosts, which never do: the kernel knows the connection.
-            if let Some((local, remote)) = connection(self.pid, message.fd) {
+            let there = connection(self.pid, message.fd);
+            // A descriptor may be another connection's by now, but not that of one that existed at first.
+            let at_first = || self.at_first.get(&message.fd).filter(|_| message.existed != 0).cloned();
+            if let Some((local, remote)) = there.or_else(at_first) {
                 let (near, far) = match self.side {
                     Side::Host => (&mut host, &mut target),
                     Side::Target => (&mut target, &mut host),
@@ -206,23 +220,43 @@ fn plain_address(address: &str) -> String {
     }
 }
 
-/// The two ends (own, peer's) of the connection behind a file descriptor of a process.
-fn connection(pid: u32, fd: i32) -> Option<(Endpoint, Endpoint)> {
+/// The inode of the socket behind a file descriptor of a process.
+fn socket_inode(pid: u32, fd: i32) -> Option<String> {
     let link = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
-    let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned();
-    ["tcp", "tcp6"].iter().find_map(|table| {
-        let table = fs::read_to_string(format!("/proc/{pid}/net/{table}")).ok()?;
-        table.lines().find_map(|line| row(line, &inode))
-    })
+    Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())
 }
 
-/// A line of /proc/net/tcp or tcp6, if it is this inode's (proc(5); the layout is that of net/ipv4/tcp_ipv4.c).
-fn row(line: &str, inode: &str) -> Option<(Endpoint, Endpoint)> {
-    let fields: Vec<&str> = line.split_whitespace().collect();
-    if *fields.get(9)? != inode {
-        return None;
-    }
-    Some((end(fields.get(1)?)?, end(fields.get(2)?)?))
+/// The TCP connections of a process's network, as the kernel prints them.
+fn tables(pid: u32) -> String {
+    let table = |name| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
+    ["tcp", "tcp6"].map(table).concat()
+}
+
+/// The two ends (own, peer's) of the connection behind a file descriptor of a process.
+fn connection(pid: u32, fd: i32) -> Option<(Endpoint, Endpoint)> {
+    let inode = socket_inode(pid, fd)?;
+    tables(pid).lines().filter_map(row).find(|(found, ..)| *found == inode).map(|(_, own, peer)| (own, peer))
+}
+
+/// The same for all descriptors of a process.
+fn connections(pid: u32) -> Vec<(i32, (Endpoint, Endpoint))> {
+    let tables = tables(pid);
+    let ends: HashMap<&str, (Endpoint, Endpoint)> =
+        tables.lines().filter_map(row).map(|(inode, own, peer)| (inode, (own, peer))).collect();
+    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
+    descriptors
+        .filter_map(|entry| {
+            let fd = entry.ok()?.file_name().to_str()?.parse().ok()?;
+            Some((fd, ends.get(socket_inode(pid, fd)?.as_str())?.clone()))
+        })
+        .collect()
+}
+
+/// A line of /proc/net/tcp or tcp6: inode, own end, peer's (proc(5); the layout is that of net/ipv4/tcp_ipv4.c).
+fn row(line: &str) -> Option<(&str, Endpoint, Endpoint)> {
+    let mut fields = line.split_whitespace();
+    let (own, peer) = (fields.nth(1)?, fields.next()?);
+    Some((fields.nth(6)?, end(own)?, end(peer)?))
 }
 
 fn end(field: &str) -> Option<Endpoint> {
@@ -243,7 +277,7 @@ fn end(field: &str) -> Option<Endpoint> {
 
 #[cfg(test)]
 mod tests {
-    use super::{cc_change, connection, end, row, text};
+    use super::{cc_change, connection, connections, end, row, text};
     use proptest::prelude::*;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
@@ -257,6 +291,8 @@ mod tests {
             };
             let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (near, far) = connection(std::process::id(), stream.as_raw_fd()).unwrap();
+            let all = connections(std::process::id());
+            assert!(all.contains(&(stream.as_raw_fd(), (near.clone(), far.clone()))), "{all:?}");
             assert_eq!(near.port, stream.local_addr().unwrap().port());
             assert_eq!(near.address, stream.local_addr().unwrap().ip().to_string());
             assert_eq!(far.port, listener.local_addr().unwrap().port());
@@ -284,8 +320,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_line_is_a_row_or_none(line in ".{0,200}", inode in "[0-9]{0,8}") {
-            let _ = row(&line, &inode);
+        fn any_line_is_a_row_or_none(line in ".{0,200}") {
+            let _ = row(&line);
         }
 
         #[test]

@@ -8,13 +8,12 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use run_format::Side;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::dwarf::{self, Argument, Found, Kind, Structure, Wanted};
 use crate::elf::{Elf, Symbol};
-use crate::functions::{self, At, Hook, Probe, Purpose, Rung};
+use crate::functions;
 use crate::layout::Layout;
 use crate::place::{self, CallSite, Class, Code, Destination, Emulation, Reg};
 use crate::usdt::{self, UsdtSite};
@@ -46,12 +45,6 @@ pub struct FunctionCopy {
 }
 
 impl FunctionCopy {
-    /// Whether this is only the rest of the function: its beginning was inlined into the callers, which
-    /// come here only when it did not return at once.
-    pub fn is_partial(&self) -> bool {
-        self.symbol.split('.').any(|part| part == "part")
-    }
-
     /// Whether the compiler may have changed this copy's arguments.
     fn is_clone(&self) -> bool {
         self.symbol.split('.').any(|part| matches!(part, "isra" | "constprop" | "part"))
@@ -113,39 +106,6 @@ pub enum Product {
     Spdk,
     /// The stand-in that demonstrations and tests run.
     StandIn,
-}
-
-/// How each purpose of a side is served by a program.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// The side.
-    pub side: Side,
-    /// One for each hook of the table, in its order.
-    pub hooks: Vec<PlannedHook>,
-}
-
-/// How one purpose is served.
-#[derive(Clone, Debug)]
-pub struct PlannedHook {
-    /// What for.
-    pub purpose: Purpose,
-    /// The way chosen; none where no way is open.
-    pub rung: Option<&'static Rung>,
-    /// The chosen way's probes, with their places.
-    pub probes: Vec<PlannedProbe>,
-    /// What speaks against each better way, and what the chosen one does not see.
-    pub notes: Vec<String>,
-}
-
-/// Where one probe goes.
-#[derive(Clone, Debug)]
-pub struct PlannedProbe {
-    /// The probe.
-    pub probe: &'static Probe,
-    /// Its places, never empty. All of them are needed: one for each copy of the function.
-    pub sites: Vec<Site>,
-    /// At how many places the function was inlined, where this probe does not see it.
-    pub inlined: usize,
 }
 
 /// A program or shared library, with its debug file where that is separate.
@@ -603,9 +563,6 @@ impl Binary {
 
     /// Size of a structure or union, in bytes.
     pub fn size_of(&self, structure: &str) -> Result<u64, Error> {
-        if let Some(size) = self.layout.as_ref().and_then(|layout| layout.size(structure)) {
-            return Ok(size);
-        }
         let layouts = self.structures(structure)?;
         let mut sizes: Vec<u64> = layouts.iter().map(|layout| layout.size).collect();
         sizes.sort_unstable();
@@ -674,8 +631,8 @@ impl Binary {
         usdt::sites(&self.elf, provider, None)
     }
 
-    /// What a layout file for this build says: every function, member, size and enumerator that the
-    /// table of hooks wants, as far as they are there.
+    /// What a layout file for this build says: every function, member and enumerator that the table
+    /// of hooks wants, as far as they are there.
     pub fn layout(&self) -> Result<Layout, Error> {
         Layout::of(self)
     }
@@ -868,7 +825,7 @@ impl BinarySet {
     pub fn build_id(&self) -> Option<&[u8]> {
         self.binaries
             .iter()
-            .find(|binary| functions::all_functions().take(1).any(|name| !binary.symbols(name).is_empty()))
+            .find(|binary| functions::functions().take(1).any(|name| !binary.symbols(name).is_empty()))
             .and_then(Binary::build_id)
             .or_else(|| self.binaries.iter().find_map(Binary::build_id))
     }
@@ -926,66 +883,6 @@ impl BinarySet {
             }
         }
         Ok(places)
-    }
-
-    /// Where a probe of the table goes; see [`Binary::place`] and [`Binary::call_sites`].
-    pub fn sites(&self, probe: &Probe) -> Result<Vec<Site>, Error> {
-        let mut function = self.resolve_function(probe.function)?;
-        if let Some(source) = probe.source {
-            // Where the symbol table does not tell, the name has to do.
-            function.copies.retain(|copy| copy.source.as_deref().is_none_or(|found| found == source));
-            if function.copies.is_empty() {
-                return Err(Error::NoFunction {
-                    path: PathBuf::from(&self.name),
-                    name: format!("{}:{}", source, probe.function),
-                    similar: Vec::new(),
-                });
-            }
-        }
-        match probe.at {
-            At::Entry => self.place(&function, &probe.live()),
-            At::CallsOf(callee) => self.call_sites(&function, callee),
-        }
-    }
-
-    /// For each purpose of a side, the best way that is open. A way whose functions the compiler inlined
-    /// elsewhere, so that it does not see every command, comes after those that are whole.
-    pub fn plan(&self, side: Side) -> Plan {
-        let hooks = functions::hooks(side).iter().map(|hook| self.plan_hook(hook)).collect();
-        Plan { side, hooks }
-    }
-
-    fn plan_hook(&self, hook: &Hook) -> PlannedHook {
-        let mut notes = Vec::new();
-        let mut second: Option<(&'static Rung, Vec<PlannedProbe>)> = None;
-        for rung in hook.rungs {
-            let probes: Result<Vec<PlannedProbe>, Error> = rung
-                .probes
-                .iter()
-                .map(|probe| {
-                    let sites = self.sites(probe)?;
-                    let inlined = match probe.at {
-                        At::Entry => self.inlined_copies(probe.function).map_or(0, |places| places.len()),
-                        At::CallsOf(_) => 0,
-                    };
-                    Ok(PlannedProbe { probe, sites, inlined })
-                })
-                .collect();
-            match probes {
-                Err(error) => notes.push(error.to_string()),
-                Ok(probes) if probes.iter().all(PlannedProbe::is_whole) => {
-                    return PlannedHook { purpose: hook.purpose, rung: Some(rung), probes, notes };
-                }
-                Ok(probes) => {
-                    for probe in probes.iter().filter(|probe| !probe.is_whole()) {
-                        notes.push(probe.gap());
-                    }
-                    second = second.or(Some((rung, probes)));
-                }
-            }
-        }
-        let (rung, probes) = second.map_or((None, Vec::new()), |(rung, probes)| (Some(rung), probes));
-        PlannedHook { purpose: hook.purpose, rung, probes, notes }
     }
 
     /// Where a member is; see [`Binary::offset`]. Files that know it must agree.
@@ -1047,33 +944,6 @@ impl BinarySet {
 
     fn not_spdk(&self) -> Error {
         Error::NotSpdk { name: self.name.clone(), files: self.binaries.len() }
-    }
-}
-
-impl PlannedProbe {
-    /// Whether the probe sees every call of the function.
-    fn is_whole(&self) -> bool {
-        self.inlined == 0
-            && !self
-                .sites
-                .iter()
-                .any(|site| self.probe.at == At::Entry && site.symbol.split('.').any(|part| part == "part"))
-    }
-
-    /// What it does not see, in words.
-    fn gap(&self) -> String {
-        if self.inlined > 0 {
-            format!(
-                "`{}` was also inlined at {} places, where a probe does not see it",
-                self.probe.function, self.inlined
-            )
-        } else {
-            format!(
-                "the beginning of `{}` was inlined into its callers: a probe sees only calls that did not \
-                 return at once",
-                self.probe.function
-            )
-        }
     }
 }
 
@@ -1262,6 +1132,9 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 /// SPDK's own version text, as every program that links it carries: `SPDK v26.05 git sha1 ...`.
 fn spdk_version(bytes: &[u8]) -> Option<Version> {
     const MARK: &[u8] = b"SPDK v";
+    // No program's constants are larger; a sparse file may be, and reading it takes for ever.
+    const MOST: usize = 1 << 28;
+    let bytes = bytes.get(..MOST).unwrap_or(bytes);
     let mut from = 0;
     loop {
         let rest = bytes.get(from..)?;

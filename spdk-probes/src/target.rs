@@ -7,20 +7,18 @@ use libbpf_rs::OpenObject;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use run_format::{Counters, Hook, Kind, Side, Sink, Software, Source};
 
-use crate::loader::{
-    self, Attach, InFlight, Maps, Recorder, fill_common, offset, optional, optional_enumerator,
-};
+use crate::loader::{self, Attach, InFlight, Maps, Recorder, fill_common, fill_layout};
 use crate::plan::{Kernel, Survey};
 use crate::process::Process;
 use crate::resolve::BinarySet;
-use crate::{Error, Options, messages};
+use crate::{Error, Options, functions};
 
 #[allow(missing_docs, missing_debug_implementations, unreachable_pub, unused_qualifications, clippy::all)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks, dead_code)]
 mod skeleton {
     include!(concat!(env!("OUT_DIR"), "/target.skel.rs"));
 }
-use skeleton::types::spdk_layout_target;
+use skeleton::types::spdk_layout_target as Layout;
 
 /// An SPDK target being recorded. Dropping it takes every probe away.
 #[derive(Debug)]
@@ -94,50 +92,14 @@ pub(crate) fn survey(
     Survey::of(set, Side::Target, options, kernel, thorough)
 }
 
+functions::target_layout!(fill_layout);
+
 /// The target's structures as this build has them.
-fn layout(set: &BinarySet, survey: &Survey) -> Result<spdk_layout_target, Error> {
-    let state = |name| set.enumerator(crate::functions::TARGET_STATES, name).map(|value| value as u32);
-    let cc = match optional(set, "spdk_nvmf_ctrlr.vcprop.cc") {
-        messages::SPDK_ABSENT => optional(set, "spdk_nvmf_ctrlr.cc"),
-        found => found,
-    };
-    let absent = messages::SPDK_ABSENT;
-    Ok(spdk_layout_target {
-        tcp_req_state: offset(set, "spdk_nvmf_tcp_req.state")?,
-        request_qpair: offset(set, "spdk_nvmf_request.qpair")?,
-        request_cmd: offset(set, "spdk_nvmf_request.cmd")?,
-        request_rsp: offset(set, "spdk_nvmf_request.rsp")?,
-        qpair_qid: offset(set, "spdk_nvmf_qpair.qid")?,
-        qpair_ctrlr: offset(set, "spdk_nvmf_qpair.ctrlr")?,
-        qpair_group: optional(set, "spdk_nvmf_qpair.group"),
-        qpair_state: optional(set, "spdk_nvmf_qpair.state"),
-        tqpair_pdu: offset(set, "spdk_nvmf_tcp_qpair.pdu_in_progress")?,
-        tqpair_sock: offset(set, "spdk_nvmf_tcp_qpair.sock")?,
-        tqpair_host_address: optional(set, "spdk_nvmf_tcp_qpair.initiator_addr"),
-        tqpair_target_address: optional(set, "spdk_nvmf_tcp_qpair.target_addr"),
-        tqpair_host_port: optional(set, "spdk_nvmf_tcp_qpair.initiator_port"),
-        tqpair_target_port: optional(set, "spdk_nvmf_tcp_qpair.target_port"),
-        pdu_sqe: loader::sqe_offset(set)?,
-        ctrlr_cntlid: offset(set, "spdk_nvmf_ctrlr.cntlid")?,
-        ctrlr_hostnqn: offset(set, "spdk_nvmf_ctrlr.hostnqn")?,
-        ctrlr_subsys: offset(set, "spdk_nvmf_ctrlr.subsys")?,
-        ctrlr_cc: cc,
-        subsystem_subnqn: offset(set, "spdk_nvmf_subsystem.subnqn")?,
-        group_thread: optional(set, "spdk_nvmf_poll_group.thread"),
-        thread_name: optional(set, "spdk_thread.name"),
+fn layout(set: &BinarySet, survey: &Survey) -> Result<Layout, Error> {
+    Ok(Layout {
         sock_fd: loader::descriptor_offset(set),
-        bdev_io_caller_ctx: optional(set, "spdk_bdev_io.internal.caller_ctx"),
-        bdev_io_type: optional(set, "spdk_bdev_io.type"),
-        unmap_req: optional(set, "nvmf_bdev_ctrlr_unmap.req"),
-        state_new: state("TCP_REQUEST_STATE_NEW")?,
-        state_ready_to_execute: state("TCP_REQUEST_STATE_READY_TO_EXECUTE")?,
-        state_executed: state("TCP_REQUEST_STATE_EXECUTED")?,
-        state_completed: state("TCP_REQUEST_STATE_COMPLETED")?,
-        qpair_enabled: optional_enumerator(set, "spdk_nvmf_qpair_state", "SPDK_NVMF_QPAIR_ENABLED")
-            .unwrap_or(absent),
-        type_unmap: optional_enumerator(set, "spdk_bdev_io_type", "SPDK_BDEV_IO_TYPE_UNMAP")
-            .unwrap_or(absent),
         r2t_at_queueing: u32::from(survey.kernel_probes().is_empty() && !survey.uses("flush_call")),
+        ..of_table(set)?
     })
 }
 

@@ -10,7 +10,6 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use spdk_probes::functions;
 use spdk_probes::resolve::Binary;
 use spdk_probes::{Emulation, Layout, Reg};
 
@@ -237,23 +236,6 @@ fn every_length_up_to_the_whole_is_answered() {
         }
         for len in 0..256 {
             ask_everything(program[..len].to_vec());
-        }
-    }
-}
-
-#[test]
-fn the_table_of_hooks_names_every_boundary_of_its_side_once() {
-    for side in [run_format::Side::Host, run_format::Side::Target] {
-        let named: Vec<_> = functions::hooks(side)
-            .iter()
-            .filter_map(|hook| match hook.purpose {
-                functions::Purpose::Boundary(boundary) => Some(boundary),
-                functions::Purpose::Freed => None,
-            })
-            .collect();
-        assert_eq!(named, run_format::Boundary::of(side).collect::<Vec<_>>());
-        for hook in functions::hooks(side) {
-            assert!(hook.rungs.iter().all(|rung| !rung.probes.is_empty()), "{:?}", hook.purpose);
         }
     }
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use common::{Kept, assert_has, assert_ordered, poll_until, stop};
 use run_format::{Boundary, Command, Side, Source};
 use serde_json::{Value, json};
+use spdk_probes::resolve::Binary;
 use spdk_probes::{Choice, Detail, Host, Options, Target, find};
 
 /// The machine has two cores and every SPDK process takes one whole: one test at a time.
@@ -281,6 +282,45 @@ fn a_target_is_recorded_in_the_middle_of_its_work_and_left_alone_afterwards() {
     let target = nvmf.attach(&Options::default());
     drop(nvmf);
     assert!(target.ended());
+}
+
+#[test]
+fn a_stripped_target_is_recorded_with_a_layout_file_or_its_debug_file() {
+    let Some((build, _one)) = build() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let programs = folder.path().join("bin");
+    std::fs::create_dir(&programs).unwrap();
+    let (whole, stripped) = (build.join("bin/nvmf_tgt"), programs.join("nvmf_tgt"));
+    let (layout, debug_file) = (folder.path().join("layout.json"), folder.path().join("nvmf_tgt.debug"));
+    for (tool, how, to) in [("strip", "-s", &stripped), ("objcopy", "--only-keep-debug", &debug_file)] {
+        let mut command = Process::new(tool);
+        command.arg(how);
+        if tool == "strip" {
+            command.arg("-o").arg(to).arg(&whole);
+        } else {
+            command.arg(&whole).arg(to);
+        }
+        if !command.status().is_ok_and(|status| status.success()) {
+            println!("skipped: {tool} is not installed");
+            return;
+        }
+    }
+    std::os::unix::fs::symlink(build.join("bin/spdk_nvme_perf"), programs.join("spdk_nvme_perf")).unwrap();
+    Binary::open(&whole, None).unwrap().layout().unwrap().save(&layout).unwrap();
+
+    let nvmf = Nvmf::start(folder.path(), "0x1", &malloc());
+    let process = find(Side::Target, &Choice::Pid(nvmf.pid())).unwrap();
+    let error = Target::attach(&process, &Options::default()).unwrap_err().to_string();
+    assert!(error.contains("is stripped") && error.contains("--debug-file"), "{error}");
+    for options in [
+        Options { layout: Some(layout), ..Options::default() },
+        Options { debug_file: Some(debug_file), ..Options::default() },
+    ] {
+        let (kept, counters) =
+            record_target(&nvmf, &options, 500, &["-q", "4", "-o", "131072", "-w", "randwrite"]);
+        assert_eq!((counters.seen, counters.recorded), (500, 500), "{counters:?}");
+        check_target(&kept, &[READ, R2T_WRITE].concat(), 131_072, 1, 1);
+    }
 }
 
 fn check_host(kept: &Kept, command: &Command) {

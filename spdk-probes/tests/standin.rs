@@ -206,6 +206,40 @@ fn attaching_takes_less_than_a_second_of_processor_time() {
     assert!(taken < 1_000_000, "{taken} us");
 }
 
+/// Names the process to attach to in [`without_rights`].
+const WITHOUT_RIGHTS: &str = "FABSCOPE_TEST_WITHOUT_RIGHTS";
+
+#[test]
+fn who_may_not_record_is_told_what_is_missing() {
+    let standin = Standin::start(&[]);
+    for (dropped, says) in [
+        ("-all", "not allowed to read the program of another process"),
+        ("-bpf,-sys_admin", "missing CAP_BPF"),
+    ] {
+        let output = Process::new("setpriv")
+            .args(["--bounding-set", dropped, "--inh-caps", dropped])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "without_rights", "--ignored", "--nocapture"])
+            .env(WITHOUT_RIGHTS, standin.process.0.id().to_string())
+            .output();
+        let Ok(output) = output else {
+            println!("skipped: setpriv is not installed");
+            return;
+        };
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains(says) && text.contains("run it as root"), "{dropped}: {output:?}");
+    }
+}
+
+#[test]
+#[ignore = "run with fewer rights, by the test above"]
+fn without_rights() {
+    let pid = std::env::var(WITHOUT_RIGHTS).expect("the process to attach to").parse().unwrap();
+    let attached = find(Side::Target, &Choice::Pid(pid))
+        .and_then(|process| Target::attach(&process, &Options::default()));
+    println!("{}", attached.unwrap_err());
+}
+
 #[test]
 fn a_program_that_is_not_spdk_is_told_so() {
     let mut sleep = Running(Process::new("sleep").arg("60").spawn().unwrap());
