@@ -227,7 +227,10 @@ fn who_may_not_record_is_told_what_is_missing() {
             return;
         };
         let text = String::from_utf8_lossy(&output.stdout);
-        assert!(text.contains(says) && text.contains("run it as root"), "{dropped}: {output:?}");
+        assert!(
+            text.contains(says) && text.contains("root has not the right to here"),
+            "{dropped}: {output:?}"
+        );
     }
 }
 
