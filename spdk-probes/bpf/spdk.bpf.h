@@ -128,7 +128,13 @@ static __always_inline void count(__u32 counter)
 /* A uprobe sits in a file, and old kernels run it for every process that has mapped it. */
 static __always_inline int ours(void)
 {
-	return bpf_get_current_pid_tgid() >> 32 == common.tgid;
+	struct bpf_pidns_info in_namespace;
+
+	if (!common.namespace_inode)
+		return bpf_get_current_pid_tgid() >> 32 == common.tgid;
+	return bpf_get_ns_current_pid_tgid(common.namespace_device, common.namespace_inode, &in_namespace,
+					   sizeof(in_namespace)) == 0 &&
+	       in_namespace.tgid == common.tgid;
 }
 
 /*

@@ -88,7 +88,9 @@ enum spdk_argument {
 
 /* What holds for both sides. */
 struct spdk_common {
-	__u32 tgid;          /* the recorded process */
+	__u32 tgid;          /* the recorded process, in the PID namespace below */
+	__u32 namespace_inode; /* 0: the machine's own PID namespace */
+	__u64 namespace_device;
 	__u32 limit;         /* of the sampling hash */
 	__u32 by_sock;       /* sockets are known by the kernel's struct sock (else by file descriptor) */
 	/* Kernel: from a file descriptor to its struct sock. */

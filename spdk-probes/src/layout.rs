@@ -77,7 +77,14 @@ impl Layout {
             }
         }
         if layout.functions.is_empty() && layout.members.is_empty() {
-            return Err(Error::NotSpdk { name: binary.path().display().to_string(), files: 1 });
+            // A stripped program says nothing, and is SPDK all the same.
+            let stripped = functions::telling_functions()
+                .filter_map(|name| binary.resolve_function(name).err())
+                .find(|error| matches!(error, Error::Stripped { .. } | Error::NoDebugInformation { .. }));
+            return Err(match stripped {
+                Some(error) if binary.holds_spdk() => error,
+                _ => Error::NotSpdk { name: binary.path().display().to_string(), files: 1 },
+            });
         }
         Ok(layout)
     }

@@ -58,10 +58,45 @@ impl Attach {
     }
 }
 
+/// The PID namespace in which a process has the number that programs compare. Programs see the machine's own
+/// numbers, which a recorder inside a container does not know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PidNamespace {
+    /// 0 for the machine's own.
+    pub(crate) inode: u32,
+    pub(crate) device: u64,
+}
+
+impl PidNamespace {
+    /// The inode of the machine's own namespace (PROC_PID_INIT_INO, include/linux/proc_ns.h).
+    const FIRST: u64 = 0xEFFF_FFFC;
+
+    /// The process's namespace and its number there; the machine's own where this process is in that.
+    fn of(pid: u32) -> (PidNamespace, u32) {
+        use std::os::unix::fs::MetadataExt;
+        let meta = |pid: &str| std::fs::metadata(format!("/proc/{pid}/ns/pid"));
+        if meta("self").map_or(Self::FIRST, |meta| meta.ino()) == Self::FIRST {
+            return (PidNamespace::default(), pid);
+        }
+        // The last number is the one in the process's own namespace.
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let own = status.lines().find_map(|line| line.strip_prefix("NStgid:"));
+        let own = own.and_then(|numbers| numbers.split_whitespace().next_back()?.parse().ok());
+        match (meta(&pid.to_string()), own) {
+            (Ok(meta), Some(own)) => {
+                let inode = u32::try_from(meta.ino()).unwrap_or(0);
+                (PidNamespace { inode, device: meta.dev() }, own)
+            }
+            _ => (PidNamespace::default(), pid),
+        }
+    }
+}
+
 /// The constants that the programs of both sides take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Common {
     pub(crate) tgid: u32,
+    pub(crate) namespace: PidNamespace,
     pub(crate) limit: u32,
     pub(crate) by_sock: bool,
     pub(crate) path: SockPath,
@@ -73,6 +108,8 @@ macro_rules! fill_common {
         let rodata = &mut *$rodata;
         let common: &$crate::loader::Common = $common;
         rodata.common.tgid = common.tgid;
+        rodata.common.namespace_inode = common.namespace.inode;
+        rodata.common.namespace_device = common.namespace.device;
         rodata.common.limit = common.limit;
         rodata.common.by_sock = u32::from(common.by_sock);
         rodata.common.task_files = common.path.task_files;
@@ -195,6 +232,7 @@ macro_rules! fill_layout {
         }
     };
 }
+pub(crate) use fill_layout;
 
 /// From the `spdk_sock` that queue pairs point to, to its file descriptor.
 pub(crate) fn descriptor_offset(set: &BinarySet) -> i32 {
@@ -213,8 +251,10 @@ pub(crate) fn subsystem_states(set: &BinarySet) -> SubsystemStates {
 
 /// The constants for this process and plan.
 pub(crate) fn common(process: &Process, options: &Options, survey: &Survey, kernel: &Kernel) -> Common {
+    let (namespace, tgid) = PidNamespace::of(process.pid);
     Common {
-        tgid: process.pid,
+        tgid,
+        namespace,
         limit: run_format::bpf::sampling_limit(options.one_in),
         by_sock: survey.kernel_probes().iter().any(|probe| !matches!(probe, KernelProbe::Tracepoint(..))),
         path: kernel.sock_path().unwrap_or_default(),
@@ -224,7 +264,6 @@ pub(crate) fn common(process: &Process, options: &Options, survey: &Survey, kern
 /// Before loading: only the programs of the plan, and the ring's size.
 pub(crate) fn prepare(object: &mut OpenObject, survey: &Survey, attach: Attach, ring_bytes: u32) {
     let uprobes = survey.uprobes();
-pub(crate) use fill_layout;
     for mut program in object.progs_mut() {
         let name = program.name().to_string_lossy().into_owned();
         let used = survey.uses(&name);
