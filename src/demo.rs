@@ -22,6 +22,8 @@ use std::time::Duration;
 /// waits lets both programs sleep, and being woken shows up in the other stages; so they sleep in both
 /// recordings.
 const DRIVE: Duration = Duration::from_micros(100);
+/// How often the two recordings are made at most, where other work on the machine disturbs them.
+const ROUNDS: u32 = 3;
 /// How much of the delay may show up in a wrong stage, or be missing in storage.
 const TOLERANCE: f64 = 0.03;
 
@@ -40,18 +42,30 @@ pub fn run(options: &Demo) -> Result<ExitCode> {
     )?;
 
     let target = Target::spawn(["--delay".to_owned(), format!("storage={}us", DRIVE.as_micros())])?;
-    let before = phase(&target, &home.join("before"), options, &signals)?;
-    report::print(&before, Format::Table)?;
-
-    exit::print(&format!(
-        "\nNow the stand-in's storage is made slower by {}, and both are recorded again.\n\n",
-        show(options.delay)
-    ))?;
-    target.set_delay(standin::Stage::Storage, DRIVE + options.delay)?;
-    let after = phase(&target, &home.join("after"), options, &signals)?;
+    let mut shown = false;
+    for round in 1..=ROUNDS {
+        target.set_delay(standin::Stage::Storage, DRIVE)?;
+        let before = phase(&target, &home.join("before"), options, &signals)?;
+        if round == 1 {
+            report::print(&before, Format::Table)?;
+            exit::print(&format!(
+                "\nNow the stand-in's storage is made slower by {}, and both are recorded again.\n\n",
+                show(options.delay)
+            ))?;
+        }
+        target.set_delay(standin::Stage::Storage, DRIVE + options.delay)?;
+        let after = phase(&target, &home.join("after"), options, &signals)?;
+        shown = compare(&before, &after, options.delay)?;
+        if shown {
+            break;
+        }
+        if round < ROUNDS {
+            exit::print(
+                "\nOther work on this machine disturbed the recordings: both are made once more.\n\n",
+            )?;
+        }
+    }
     target.stop()?;
-
-    let shown = compare(&before, &after, options.delay)?;
     if let Some(keep) = &options.keep {
         let keep = keep.display();
         exit::print(&format!(
@@ -60,7 +74,7 @@ pub fn run(options: &Demo) -> Result<ExitCode> {
     }
     if !shown {
         bail!(
-            "the stages did not show the delay as they should: is this machine very busy? try --duration 10s, or a larger --delay"
+            "the stages did not show the delay as they should: this machine is too busy, or a stage is measured wrongly; try --duration 10s, or a larger --delay"
         );
     }
     Ok(ExitCode::SUCCESS)

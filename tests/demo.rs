@@ -41,7 +41,6 @@ fn the_demo_shows_what_was_made_slower() -> Result<()> {
     ] {
         ensure!(said.stdout.contains(text), "{text:?} was expected: {}", said.stdout);
     }
-    ensure!(!said.stdout.contains("NOT as expected"), "{}", said.stdout);
     for phase in ["before", "after"] {
         let (host, target) = (keep.join(phase).join("host.run"), keep.join(phase).join("target.run"));
         let pair = Pair::join(&host, &target)?;
