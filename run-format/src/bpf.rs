@@ -37,7 +37,7 @@ pub fn sampled(limit: u32, cid: Cid, opcode: u8, nsid: u32, slba: u64, nlb0: u16
 /// The limit that keeps one command in `one_in`: 2^32 / N - 1. 0 is taken as 1.
 #[must_use]
 pub fn sampling_limit(one_in: u32) -> u32 {
-    u32::try_from((1u64 << 32) / u64::from(one_in.max(1)) - 1).unwrap_or(u32::MAX)
+    crate::sampling::limit(one_in)
 }
 
 impl raw::fab_command {

@@ -234,6 +234,54 @@ macro_rules! fill_layout {
 }
 pub(crate) use fill_layout;
 
+/// Makes a side's type, which holds its [`Recorder`], a source of commands. The variant of [`Side`] has the
+/// type's name.
+macro_rules! source_of_recorder {
+    ($side:ident) => {
+        impl run_format::Source for $side {
+            type Error = $crate::Error;
+
+            fn side(&self) -> run_format::Side {
+                run_format::Side::$side
+            }
+
+            fn kind(&self) -> run_format::Kind {
+                run_format::Kind::Spdk
+            }
+
+            fn software(&self) -> run_format::Software {
+                self.0.software.clone()
+            }
+
+            fn hooks(&self) -> Vec<run_format::Hook> {
+                self.0.survey.hooks()
+            }
+
+            fn poll(
+                &mut self,
+                timeout: std::time::Duration,
+                sink: &mut dyn run_format::Sink,
+            ) -> Result<usize, Self::Error> {
+                Ok(self.0.poll(timeout, sink))
+            }
+
+            fn stop(&mut self, sink: &mut dyn run_format::Sink) -> Result<(), Self::Error> {
+                self.0.stop(sink);
+                Ok(())
+            }
+
+            fn counters(&self) -> Result<run_format::Counters, Self::Error> {
+                self.0.counters()
+            }
+
+            fn ended(&self) -> bool {
+                self.0.ended()
+            }
+        }
+    };
+}
+pub(crate) use source_of_recorder;
+
 /// From the `spdk_sock` that queue pairs point to, to its file descriptor.
 pub(crate) fn descriptor_offset(set: &BinarySet) -> i32 {
     match (set.offset(functions::SOCKET_DESCRIPTOR), set.offset(functions::SOCKET_BASE)) {

@@ -1,13 +1,12 @@
 //! Records an SPDK NVMe/TCP target: `nvmf_tgt`, `spdk_tgt`, or any program with SPDK's nvmf library.
 
 use std::mem::MaybeUninit;
-use std::time::Duration;
 
 use libbpf_rs::OpenObject;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
-use run_format::{Counters, Hook, Kind, Side, Sink, Software, Source};
+use run_format::Side;
 
-use crate::loader::{self, Attach, InFlight, Maps, Recorder, fill_common, fill_layout};
+use crate::loader::{self, Attach, InFlight, Maps, Recorder, fill_common, fill_layout, source_of_recorder};
 use crate::plan::{Kernel, Survey};
 use crate::process::Process;
 use crate::resolve::BinarySet;
@@ -103,39 +102,4 @@ fn layout(set: &BinarySet, survey: &Survey) -> Result<Layout, Error> {
     })
 }
 
-impl Source for Target {
-    type Error = Error;
-
-    fn side(&self) -> Side {
-        Side::Target
-    }
-
-    fn kind(&self) -> Kind {
-        Kind::Spdk
-    }
-
-    fn software(&self) -> Software {
-        self.0.software.clone()
-    }
-
-    fn hooks(&self) -> Vec<Hook> {
-        self.0.survey.hooks()
-    }
-
-    fn poll(&mut self, timeout: Duration, sink: &mut dyn Sink) -> Result<usize, Error> {
-        Ok(self.0.poll(timeout, sink))
-    }
-
-    fn stop(&mut self, sink: &mut dyn Sink) -> Result<(), Error> {
-        self.0.stop(sink);
-        Ok(())
-    }
-
-    fn counters(&self) -> Result<Counters, Error> {
-        self.0.counters()
-    }
-
-    fn ended(&self) -> bool {
-        self.0.ended()
-    }
-}
+source_of_recorder!(Target);
