@@ -122,6 +122,7 @@ mod tests {
             rung: 3,
             measured: false,
             instruction: None,
+            transport: None,
             estimated_ns: None,
             why: Some("lost: the wait for the flush".into()),
         };

@@ -189,7 +189,8 @@ impl Made<'_> {
                     rung: 0,
                     measured: true,
                     instruction: None,
-                    estimated_ns: None,
+                    transport: None,
+            estimated_ns: None,
                     why: None,
                 })
                 .collect(),

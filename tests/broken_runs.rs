@@ -89,6 +89,7 @@ fn command() -> impl Strategy<Value = NvmeCommand> {
                 r2ts,
                 stream_position,
                 r2t_turnaround,
+                drive: r2t_turnaround,
                 times,
                 ..NvmeCommand::default()
             }

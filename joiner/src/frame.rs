@@ -21,7 +21,7 @@ impl Joined {
     /// One row a pair, in the order of [`Joined::pairs`]: identity (`host_queue`, `target_queue`, `cid`,
     /// `opcode`, `nsid`, `slba`, `nlb`, `bytes`, `status`, `host_cpu`, `target_cpu`, `r2ts`), every boundary
     /// as it was recorded (ns on its own side's clock, null where not passed or not measured), `latency`,
-    /// the five stages, their parts, and `clock_offset` and `clock_uncertainty` (all ns).
+    /// the five stages, their parts (storage's null where the drive's time is not known), and `clock_offset` and `clock_uncertainty` (all ns).
     ///
     /// # Errors
     /// When polars can not build the frame.
@@ -57,10 +57,9 @@ impl Joined {
             });
             columns.push(Int64Chunked::from_iter_options(b.name().into(), times).into_column());
         }
-        let mut values: Vec<(&str, Vec<i64>)> = std::iter::once("latency")
+        let mut values: Vec<(&str, Vec<Option<i64>>)> = std::iter::once("latency")
             .chain(Stage::ALL.iter().map(|s| s.name()))
-            // Storage has one part, itself.
-            .chain(SubStage::ALL.iter().filter(|s| **s != SubStage::Storage).map(|s| s.name()))
+            .chain(SubStage::ALL.iter().map(|s| s.name()))
             .chain(["clock_offset", "clock_uncertainty"])
             .map(|name| (name, Vec::with_capacity(pairs.len())))
             .collect();
@@ -69,16 +68,19 @@ impl Joined {
             let stages = terms.stages();
             let (offset, uncertainty) = self.offset_of(pair);
             let parts = terms.sub_stages(offset);
+            let known = |s: &SubStage| s.stage() != Stage::Storage || terms.drive.is_some();
             let row = std::iter::once(stages.latency)
                 .chain(stages.stages)
-                .chain(SubStage::ALL.iter().zip(parts).filter(|(s, _)| **s != SubStage::Storage).map(|s| s.1))
-                .chain([offset, uncertainty]);
+                .map(Some)
+                .chain(SubStage::ALL.iter().zip(parts).map(|(s, v)| known(s).then_some(v)))
+                .chain([Some(offset), Some(uncertainty)]);
             for (column, value) in values.iter_mut().zip(row) {
                 column.1.push(value);
             }
         }
-        columns
-            .extend(values.into_iter().map(|(name, v)| Int64Chunked::from_vec(name.into(), v).into_column()));
+        columns.extend(values.into_iter().map(|(name, values)| {
+            Int64Chunked::from_iter_options(name.into(), values.into_iter()).into_column()
+        }));
         DataFrame::new(pairs.len(), columns).map_err(polars("put the joined commands into a frame"))
     }
 }

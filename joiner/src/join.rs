@@ -482,7 +482,7 @@ fn settle(
             if (host.flags[hr] | target.flags[tr]) & GONE != 0 {
                 return Verdict::Aside(SetAside::Unfinished);
             }
-            match Terms::new(&host.times(hr), host.r2t_turnaround(hr), &target.times(tr)) {
+            match Terms::new(&host.times(hr), host.r2t_turnaround(hr), &target.times(tr), target.drive(tr)) {
                 None => Verdict::Aside(SetAside::Unfinished),
                 Some(terms) if terms.stages().stages.iter().any(|&s| s < 0) => {
                     Verdict::Aside(SetAside::Implausible)
@@ -664,7 +664,12 @@ impl Joined {
 
     pub(crate) fn terms(&self, pair: Pair) -> Option<Terms> {
         let (h, t) = (pair.host_row as usize, pair.target_row as usize);
-        Terms::new(&self.host.times(h), self.host.r2t_turnaround(h), &self.target.times(t))
+        Terms::new(
+            &self.host.times(h),
+            self.host.r2t_turnaround(h),
+            &self.target.times(t),
+            self.target.drive(t),
+        )
     }
 
     /// The five stages of a pair; `None` for a pair that is not of this join.

@@ -142,8 +142,10 @@ sub_stages! {
     TargetDriverComplete TargetDriver "target_driver_complete";
     /// sending: t_resp to t_sent
     TargetDriverSend TargetDriver "target_driver_send";
-    /// storage: t_submit to t_done
-    Storage Storage "storage";
+    /// target's block layer: t_submit to t_done, less the drive
+    StorageBlock Storage "storage_block";
+    /// drive: issue of the first block request to completion of the last
+    StorageDrive Storage "storage_drive";
 }
 
 /// One command's stages, in nanoseconds.
@@ -172,6 +174,8 @@ pub(crate) struct Terms {
     pub(crate) wait: i64,
     /// The host took this long over its R2Ts, 0 without one, or where the target's wait is not known.
     pub(crate) turnaround: i64,
+    /// The drive's part of storage, where it is known.
+    pub(crate) drive: Option<i64>,
 }
 
 /// A time of a filled side.
@@ -201,7 +205,7 @@ pub(crate) fn turnaround(recorded: &[i64; 8], sum: i64) -> Option<i64> {
 
 impl Terms {
     /// Fills in what is lacking; `None` where a side has too few times for any stage.
-    pub(crate) fn new(h: &[i64; 8], r2t_turnaround: i64, t: &[i64; 7]) -> Option<Terms> {
+    pub(crate) fn new(h: &[i64; 8], r2t_turnaround: i64, t: &[i64; 7], drive: i64) -> Option<Terms> {
         let filled_h = filled(*h, run_format::Side::Host);
         let filled_t = filled(*t, run_format::Side::Target);
         if lacks(&filled_h, run_format::Side::Host) || lacks(&filled_t, run_format::Side::Target) {
@@ -211,7 +215,10 @@ impl Terms {
         // The host's answers lie within the target's wait. Where that is not known it stays within the
         // target's driver, answers included, and taking them from the network would count them twice.
         let turnaround = wait.and_then(|_| turnaround(h, r2t_turnaround)).unwrap_or(0);
-        Some(Terms { h: filled_h, t: filled_t, wait: wait.unwrap_or(0), turnaround })
+        // What does not fit into storage was not this command's.
+        let storage = at(&filled_t, Boundary::TDone) - at(&filled_t, Boundary::TSubmit);
+        let drive = Some(drive).filter(|&drive| drive != NONE && drive <= storage);
+        Some(Terms { h: filled_h, t: filled_t, wait: wait.unwrap_or(0), turnaround, drive })
     }
 
     /// The five stages.
@@ -231,7 +238,8 @@ impl Terms {
     }
 
     /// The parts of the stages, in the order of [`SubStage::ALL`], at a clock offset (host time less
-    /// target time). Only the network's two ways depend on the offset.
+    /// target time). Only the network's two ways depend on the offset. Where the drive's part is not known,
+    /// all of storage is counted with its block layer: see [`Terms::drive`].
     pub(crate) fn sub_stages(&self, offset: i64) -> [i64; SubStage::COUNT] {
         use Boundary::{HDone, HDriver, HEnd, HQueued, HRecv, HSent, TDone, TRecv, TResp, TSent, TSubmit};
         let h = |b| at(&self.h, b);
@@ -248,7 +256,8 @@ impl Terms {
             t(TSubmit) - t(TRecv) - self.wait,
             t(TResp) - t(TDone),
             t(TSent) - t(TResp),
-            t(TDone) - t(TSubmit),
+            t(TDone) - t(TSubmit) - self.drive.unwrap_or(0),
+            self.drive.unwrap_or(0),
         ]
     }
 }
@@ -263,7 +272,7 @@ mod tests {
     const T: [i64; 7] = [5_000, 5_010, 5_200, 5_220, 5_600, 5_604, 5_610];
 
     fn stages(h: [i64; 8], sum: i64, t: [i64; 7]) -> Stages {
-        Terms::new(&h, sum, &t).unwrap().stages()
+        Terms::new(&h, sum, &t, NONE).unwrap().stages()
     }
 
     #[test]
@@ -309,6 +318,19 @@ mod tests {
     }
 
     #[test]
+    fn the_drive_is_a_part_of_storage_where_it_is_known_and_fits() {
+        let parts = |drive| {
+            let terms = Terms::new(&H, 10, &T, drive).unwrap();
+            let parts = terms.sub_stages(0);
+            let of = |part| parts[SubStage::ALL.iter().position(|p| *p == part).unwrap()];
+            (terms.drive, of(SubStage::StorageBlock), of(SubStage::StorageDrive))
+        };
+        assert_eq!(parts(300), (Some(300), 80, 300));
+        assert_eq!(parts(NONE), (None, 380, 0));
+        assert_eq!(parts(381), (None, 380, 0));
+    }
+
+    #[test]
     fn each_fallback_is_of_its_own_side_and_every_boundary_that_needs_one_has_one() {
         for (b, instead) in FALLBACKS {
             assert!(instead.iter().all(|i| i.side() == b.side() && i != b));
@@ -320,8 +342,8 @@ mod tests {
 
     #[test]
     fn a_side_without_times_has_no_stages() {
-        assert!(Terms::new(&[NONE; 8], NONE, &T).is_none());
-        assert!(Terms::new(&H, NONE, &[NONE; 7]).is_none());
+        assert!(Terms::new(&[NONE; 8], NONE, &T, NONE).is_none());
+        assert!(Terms::new(&H, NONE, &[NONE; 7], NONE).is_none());
     }
 
     fn time() -> impl Strategy<Value = i64> {
@@ -334,9 +356,10 @@ mod tests {
             h in proptest::array::uniform8(time()),
             t in proptest::array::uniform7(time()),
             sum in prop_oneof![Just(NONE), 0i64..1 << 40],
+            drive in time(),
             offset in -(1i64 << 60)..1 << 60,
         ) {
-            if let Some(terms) = Terms::new(&h, sum, &t) {
+            if let Some(terms) = Terms::new(&h, sum, &t, drive) {
                 let s = terms.stages();
                 prop_assert_eq!(s.stages.iter().sum::<i64>(), s.latency);
                 let parts = terms.sub_stages(offset);

@@ -33,6 +33,7 @@ pub(crate) struct Recording {
     pub(crate) r2ts: Vec<u8>,
     stream_position: Vec<i64>,
     r2t_turnaround: Vec<i64>,
+    drive: Vec<i64>,
     times: Vec<Vec<i64>>,
 }
 
@@ -55,9 +56,10 @@ impl Recording {
             "stream_position",
         ];
         names.extend(Boundary::of(side).map(Boundary::name));
-        if side == Side::Host {
-            names.push("h_r2t_turnaround");
-        }
+        names.push(match side {
+            Side::Host => "h_r2t_turnaround",
+            Side::Target => "t_drive",
+        });
         let reading = || format!("read the commands of {}", run.directory().display());
         let frame = run
             .commands()?
@@ -97,6 +99,7 @@ impl Recording {
             r2ts: Vec::new(),
             stream_position: Vec::new(),
             r2t_turnaround: Vec::new(),
+            drive: Vec::new(),
             times: vec![Vec::new(); Boundary::of(manifest.side).count()],
             manifest,
         };
@@ -118,6 +121,7 @@ impl Recording {
                 "r2ts" => r.r2ts = plain(series.u8()?),
                 "stream_position" => r.stream_position = nullable(series.u32()?, i64::from),
                 "h_r2t_turnaround" => r.r2t_turnaround = time_column(&column)?,
+                "t_drive" => r.drive = time_column(&column)?,
                 name => {
                     if let Some(b) = Boundary::parse(name) {
                         r.times[b.slot()] = time_column(&column)?;
@@ -159,6 +163,7 @@ impl Recording {
             r2ts: commands().map(|c| c.r2ts).collect(),
             stream_position: if positions.iter().all(|p| *p == NONE) { Vec::new() } else { positions },
             r2t_turnaround: commands().map(|c| time(c.r2t_turnaround)).collect(),
+            drive: commands().map(|c| time(c.drive)).collect(),
             times: Boundary::of(recorded.manifest.side)
                 .map(|b| commands().map(|c| time(c.time(b))).collect())
                 .collect(),
@@ -189,6 +194,11 @@ impl Recording {
     /// The sum of the command's R2T turnarounds, or [`NONE`].
     pub(crate) fn r2t_turnaround(&self, row: usize) -> i64 {
         self.r2t_turnaround.get(row).copied().unwrap_or(NONE)
+    }
+
+    /// The drive's part of the command's time in storage, or [`NONE`].
+    pub(crate) fn drive(&self, row: usize) -> i64 {
+        self.drive.get(row).copied().unwrap_or(NONE)
     }
 
     /// TCP sequence number of the command's capsule, or [`NONE`].

@@ -261,17 +261,21 @@ pub fn report(joined: &Joined, options: &ReportOptions) -> Result<Report, Error>
             if options.detail {
                 let (offset, uncertainty) = joined.offset_of(*pair);
                 row[6] = uncertainty;
-                row[7..].copy_from_slice(&terms.sub_stages(offset));
+                row[7] = i64::from(terms.drive.is_some());
+                row[8..].copy_from_slice(&terms.sub_stages(offset));
             }
         },
-        width: 6 + if options.detail { 1 + SubStage::COUNT } else { 0 },
+        width: 6 + if options.detail { 2 + SubStage::COUNT } else { 0 },
     };
     let classes = rows.classes(joined.pairs(), |key, n, mut columns| {
         let latency = columns.next();
         let stages = std::array::from_fn(|_| Some(columns.figures(latency.mean_ns)));
         let uncertainty = options.detail.then(|| columns.next().mean_ns);
+        // Storage is split where it is for every command of the class.
+        let split = options.detail && columns.next().mean_ns >= 1.0;
         let parts = parts
             .iter()
+            .filter(|part| split || part.stage() != Stage::Storage)
             .map(|&part| Part {
                 part,
                 stage: part.stage(),

@@ -364,7 +364,8 @@ fn manifest(side: Side, view: &View, window: Window, recorded: u64) -> Manifest 
         rung: 0,
         measured: true,
         instruction: None,
-        estimated_ns: None,
+        transport: None,
+            estimated_ns: None,
         why: None,
     });
     Manifest {

@@ -82,6 +82,7 @@ impl Choice {
             rung: u32::try_from(self.chosen.unwrap_or(self.rungs.len())).unwrap_or(u32::MAX),
             measured: way.is_some_and(|way| way.measured),
             instruction: None,
+            transport: None,
             estimated_ns: None,
             why: (!why.is_empty()).then(|| why.join("; ")),
         })

@@ -62,6 +62,7 @@ struct fab_command {
 	__u64 slba;            /* CDW10 | CDW11 << 32 */
 	__u64 ts[FAB_SLOTS];
 	__u64 r2t_turnaround;  /* host: sum over its R2Ts of (H2CData handed to the socket - R2T seen), ns */
+	__u64 drive;           /* target: from the issue of its first block request to the completion of its last, ns; 0 unknown */
 	__u64 stream_position; /* TCP sequence number of the capsule's first byte, or FAB_NO_POSITION */
 	__u32 bytes;           /* data length, 0 where there is none */
 	__u16 cid;

@@ -23,6 +23,7 @@ pub(crate) struct Batch {
     r2ts: Vec<u8>,
     stream_position: Vec<Option<u32>>,
     r2t_turnaround: Vec<Option<i64>>,
+    drive: Vec<Option<i64>>,
     times: [Vec<Option<i64>>; Command::SLOTS],
 }
 
@@ -43,6 +44,7 @@ impl Batch {
             r2ts: Vec::new(),
             stream_position: Vec::new(),
             r2t_turnaround: Vec::new(),
+            drive: Vec::new(),
             times: Default::default(),
         }
     }
@@ -65,6 +67,7 @@ impl Batch {
         self.r2ts.push(c.r2ts);
         self.stream_position.push(c.stream_position);
         self.r2t_turnaround.push(c.r2t_turnaround.map(Nanos::as_i64));
+        self.drive.push(c.drive.map(Nanos::as_i64));
         for (column, time) in self.times.iter_mut().zip(c.times) {
             column.push(time.map(Nanos::as_i64));
         }
@@ -84,6 +87,7 @@ impl Batch {
         self.r2ts.clear();
         self.stream_position.clear();
         self.r2t_turnaround.clear();
+        self.drive.clear();
         self.times.iter_mut().for_each(Vec::clear);
     }
 
@@ -110,9 +114,10 @@ impl Batch {
             of("stream_position", self.stream_position.as_slice()),
         ];
         frame.extend(Boundary::of(self.side).map(|b| of(b.name(), self.times[b.slot()].as_slice())));
-        if self.side == Side::Host {
-            frame.push(of("h_r2t_turnaround", self.r2t_turnaround.as_slice()));
-        }
+        frame.push(match self.side {
+            Side::Host => of("h_r2t_turnaround", self.r2t_turnaround.as_slice()),
+            Side::Target => of("t_drive", self.drive.as_slice()),
+        });
         DataFrame::new(self.len(), frame)
     }
 }

@@ -72,6 +72,7 @@ impl raw::fab_command {
             r2ts: self.r2ts,
             stream_position: u32::try_from(self.stream_position).ok(),
             r2t_turnaround: (self.r2t_turnaround != 0).then_some(Nanos(self.r2t_turnaround)),
+            drive: (self.drive != 0).then_some(Nanos(self.drive)),
             times: self.ts.map(time),
         }
     }

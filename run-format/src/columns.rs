@@ -103,6 +103,18 @@ const HOST: &[Column] = &[column(
     "sum over its R2Ts of (H2CData handed to the socket less R2T seen)",
 )];
 
+/// A target's own.
+const TARGET: &[Column] = &[column(
+    "t_drive",
+    I64,
+    "ns",
+    true,
+    "the drive's part of storage: from the issue of its first block request to the completion of its last",
+)];
+
+/// Columns that an older recording of this format version may lack; it reads as if they were null.
+pub(crate) const ADDED: &[&str] = &["t_drive"];
+
 /// What a queue is.
 pub const QUEUES: &[Column] = &[
     column("queue", U32, "", false, "number of the queue in this run; a reconnect makes a new one"),
@@ -128,7 +140,7 @@ pub const QUEUES: &[Column] = &[
 pub fn commands(side: Side) -> Vec<Column> {
     let own = match side {
         Side::Host => HOST,
-        Side::Target => &[],
+        Side::Target => TARGET,
     };
     COMMAND
         .iter()

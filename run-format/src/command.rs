@@ -32,6 +32,9 @@ pub struct Command {
     pub stream_position: Option<u32>,
     /// Sum over its R2Ts of (H2CData handed to the socket less R2T seen); host, R2T writes only.
     pub r2t_turnaround: Option<Nanos>,
+    /// The drive's part of storage: from the issue of the command's first block request to the completion of
+    /// its last; target, where the drive is a local block device.
+    pub drive: Option<Nanos>,
     /// Time at each boundary of the run's side, by [`Boundary::slot`]; `None` where it was not passed or
     /// not measured.
     pub times: [Option<Nanos>; Command::SLOTS],

@@ -1,6 +1,6 @@
 //! `run.json`: what a run is, where and how it was recorded, and what was lost.
 
-use crate::{Boundary, Kind, Nanos, Side};
+use crate::{Boundary, Kind, Nanos, Side, Transport};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -103,6 +103,9 @@ pub struct Software {
 pub struct Hook {
     /// The boundary.
     pub boundary: Boundary,
+    /// The transport whose commands it takes; `None` where it takes every transport's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
     /// What it is taken with, such as `fentry nvme_tcp_queue_rq` or `uprobe bdev_io_submit+1`; `None` where
     /// nothing fits here.
     pub hook: Option<String>,

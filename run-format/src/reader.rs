@@ -3,7 +3,7 @@
 use crate::batch::queues_from_frame;
 use crate::writer::parquet;
 use crate::{Error, Manifest, Queue, QueueId, columns};
-use polars::prelude::{DataFrame, IntoLazy, LazyFrame, ScanArgsParquet};
+use polars::prelude::{DataFrame, IntoLazy, LazyFrame, NULL, ScanArgsParquet, lit};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -95,6 +95,10 @@ impl Run {
                         column: name.to_string(),
                         reason: format!("is {t}, not {data_type}"),
                     });
+                }
+                None if columns::ADDED.contains(&name.as_str()) => {
+                    let null = lit(NULL).cast(data_type.clone()).alias(name.clone());
+                    frame = frame.with_column(null);
                 }
                 None => {
                     return Err(Error::Column {

@@ -56,10 +56,10 @@ fn arbitrary_command() -> impl Strategy<Value = Command> {
     (
         any::<(u16, u8, u32, u64, u16, u32, u16, u16, u16, u8)>(),
         proptest::option::of(any::<u32>()),
-        time(),
+        (time(), time()),
         proptest::array::uniform8(time()),
     )
-        .prop_map(|(f, stream_position, r2t_turnaround, times)| Command {
+        .prop_map(|(f, stream_position, (r2t_turnaround, drive), times)| Command {
             queue: QueueId(0),
             cid: Cid(f.0),
             opcode: f.1,
@@ -73,6 +73,7 @@ fn arbitrary_command() -> impl Strategy<Value = Command> {
             r2ts: f.9,
             stream_position,
             r2t_turnaround,
+            drive,
             times,
         })
 }
@@ -113,6 +114,9 @@ proptest! {
             if side == Side::Host {
                 let turnaround = frame.column("h_r2t_turnaround").unwrap().i64().unwrap().get(i);
                 prop_assert_eq!(turnaround, c.r2t_turnaround.map(Nanos::as_i64));
+            } else {
+                let drive = frame.column("t_drive").unwrap().i64().unwrap().get(i);
+                prop_assert_eq!(drive, c.drive.map(Nanos::as_i64));
             }
         }
     }

@@ -243,6 +243,7 @@ impl BoundarySurvey {
         let rung = self.rung();
         let site = rung.and_then(|rung| rung.outcome.as_ref().ok()?.first());
         Hook {
+            transport: None,
             boundary: self.boundary,
             hook: rung.map(|rung| rung.hook.clone()),
             rung: self.chosen.unwrap_or(self.rungs.len()) as u32,
