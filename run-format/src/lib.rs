@@ -9,6 +9,7 @@ mod clock;
 pub mod columns;
 mod command;
 mod error;
+mod ladder;
 mod manifest;
 mod operation;
 mod queue;
@@ -22,6 +23,7 @@ pub use boundary::{Boundary, Kind, Side, Stage};
 pub use clock::{clock_pair, machine, monotonic_now};
 pub use command::Command;
 pub use error::Error;
+pub use ladder::{Lack, Ladder, Rung, Spot};
 pub use manifest::{
     ClockPair, Counters, Event, FioJob, Hook, Lost, Machine, Manifest, Software, State, Window, Workload,
 };
