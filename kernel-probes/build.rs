@@ -1,4 +1,4 @@
-//! Compiles the BPF programs into skeletons and turns `bpf/host.h` into Rust types.
+//! Compiles the BPF programs into skeletons and turns `bpf/kernel.h` into Rust types.
 #![allow(clippy::expect_used)] // a build script has nobody to return an error to
 
 use libbpf_cargo::SkeletonBuilder;
@@ -16,15 +16,15 @@ fn main() {
         .build_and_generate(out.join("host.skel.rs"))
         .expect("bpf/host.bpf.c compiles: is clang 14 or newer installed?");
     bindgen::Builder::default()
-        .header_contents("wrapper.h", "#include <linux/types.h>\n#include \"bpf/host.h\"")
+        .header_contents("wrapper.h", "#include <linux/types.h>\n#include \"bpf/kernel.h\"")
         .clang_arg(format!("-I{shared}"))
-        .allowlist_type("host_.*")
-        .allowlist_var("HOST_.*")
+        .allowlist_type("kernel_.*")
+        .allowlist_var("KERNEL_.*")
         .prepend_enum_name(false)
         .layout_tests(false)
         .use_core()
         .generate()
-        .expect("bpf/host.h becomes Rust types: is libclang installed?")
-        .write_to_file(out.join("host.rs"))
+        .expect("bpf/kernel.h becomes Rust types: is libclang installed?")
+        .write_to_file(out.join("kernel.rs"))
         .expect("OUT_DIR can be written");
 }

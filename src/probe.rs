@@ -39,7 +39,7 @@ pub fn run(what: &Probe) -> Result<ExitCode> {
 }
 
 fn of_kernel() -> Result<(String, Vec<Hook>, Vec<String>)> {
-    let survey = kernel_probes::survey()?;
+    let survey = kernel_probes::survey(Side::Host)?;
     Ok((format!("kernel {}", survey.kernel), survey.hooks(), survey.obstacles))
 }
 

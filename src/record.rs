@@ -52,10 +52,10 @@ fn host(options: &RecordHost, signals: &Signals) -> Result<ExitCode> {
                     "--debug-file is for an SPDK program, and the kernel's driver would be recorded: name the program with --spdk, or leave --debug-file out"
                 );
             }
-            let options = kernel_probes::HostOptions {
+            let options = kernel_probes::Options {
                 one_in: common.sample,
                 ring_bytes: ring_bytes(common),
-                ..kernel_probes::HostOptions::default()
+                ..kernel_probes::Options::default()
             };
             recorder::record(kernel_probes::Host::attach(&options)?, &plan, signals)
         }

@@ -10,38 +10,17 @@
  * that is attached with fentry and its twin for kprobe share one body, so the bodies read the kernel's
  * memory with bpf_core_read, which both may do.
  */
-#include "types.h"
-#include <bpf/bpf_helpers.h>
-#include <bpf/bpf_tracing.h>
-#include <bpf/bpf_core_read.h>
-#include <bpf/bpf_endian.h>
-#include "host.h"
-
-char LICENSE[] SEC("license") = "Dual BSD/GPL";
+#include "kernel.bpf.h"
 
 /* Set before loading. */
 
-/* fab_sampled's limit. */
-const volatile __u32 sampling_limit = 0xffffffff;
 /* Address of nvme_tcp_mq_ops, 0 when the kernel does not tell: then it is learned from the first command. */
 const volatile __u64 tcp_mq_ops = 0;
-/* Bytes waiting in the ring from which on the consumer is woken; before that it comes by itself. */
-const volatile __u64 wake_at = 0;
 /* No hook tells of reconnects: find them by the connection's local port, at each command. */
 const volatile bool watch_port = false;
 
-/* Shared with the loader. */
-
-/* Whether new commands are taken. The loader sets it when every program is attached. */
-__u32 recording = 0;
-/* When it was set, ns. */
-__u64 recording_since = 0;
 /* What tcp_mq_ops would have been told. */
 __u64 learned_mq_ops = 0;
-/* Last key given to a queue. */
-__u64 queue_keys = 0;
-/* Messages other than commands that found the ring full. */
-__u64 lost_messages = 0;
 
 /* A command between its set-up and its end. */
 struct in_flight {
@@ -103,32 +82,6 @@ struct {
 	__type(value, struct queue);
 } queues SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, FAB_COUNTERS);
-	__type(key, __u32);
-	__type(value, __u64);
-} counters SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 22);
-} ring SEC(".maps");
-
-/* An interrupt may run another program on this CPU between a load and a store: hence atomic. */
-static __always_inline void count(__u32 counter)
-{
-	__u64 *value = bpf_map_lookup_elem(&counters, &counter);
-
-	if (value)
-		__sync_fetch_and_add(value, 1);
-}
-
-static __always_inline __u64 ring_flags(void)
-{
-	return bpf_ringbuf_query(&ring, BPF_RB_AVAIL_DATA) >= wake_at ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
-}
-
 static __always_inline struct in_flight *find(struct request *rq)
 {
 	__u64 key = (__u64)rq;
@@ -152,26 +105,9 @@ static __always_inline struct request *before(struct nvme_tcp_request *req)
 	return (void *)req - bpf_core_type_size(struct request);
 }
 
-static __always_inline void send_record(struct in_flight *command)
+static __always_inline void tell(__u32 kind, struct nvme_ctrl *ctrl, __u32 qid)
 {
-	if (bpf_ringbuf_output(&ring, &command->record, sizeof(command->record), ring_flags()))
-		count(FAB_LOST_RING);
-	else
-		count(FAB_RECORDED);
-}
-
-static __always_inline void send_event(__u32 kind, struct nvme_ctrl *ctrl, __u32 qid)
-{
-	struct host_event event = {
-		.message = HOST_MSG_EVENT,
-		.kind = kind,
-		.at = bpf_ktime_get_ns(),
-		.instance = BPF_CORE_READ(ctrl, instance),
-		.qid = qid,
-	};
-
-	if (bpf_ringbuf_output(&ring, &event, sizeof(event), ring_flags()))
-		__sync_fetch_and_add(&lost_messages, 1);
+	send_event(kind, BPF_CORE_READ(ctrl, instance), qid, 0);
 }
 
 /*
@@ -274,14 +210,14 @@ static __always_inline __u16 local_port(struct nvme_tcp_queue *driver_queue)
 static __always_inline bool announce(struct queue *queue, struct nvme_ctrl *ctrl, __u16 qid,
 				     struct nvme_tcp_queue *driver_queue, __u64 now)
 {
-	struct host_queue *m = bpf_ringbuf_reserve(&ring, sizeof(*m), 0);
+	struct kernel_queue *m = bpf_ringbuf_reserve(&ring, sizeof(*m), 0);
 	struct sock *sk;
 	char *nqn;
 
 	if (!m)
 		return false;
 	__builtin_memset(m, 0, sizeof(*m));
-	m->message = HOST_MSG_QUEUE;
+	m->message = KERNEL_MSG_QUEUE;
 	m->key = queue->key;
 	m->came = queue->connected ? queue->connected : now;
 	m->existed = !queue->connected;
@@ -296,21 +232,7 @@ static __always_inline bool announce(struct queue *queue, struct nvme_ctrl *ctrl
 					  nqn + bpf_core_field_offset(struct nvmf_host, nqn));
 	m->io_cpu = BPF_CORE_READ(driver_queue, io_cpu);
 	sk = BPF_CORE_READ(driver_queue, sock, sk);
-	if (sk) {
-		struct inet_connection_sock *icsk = (void *)sk;
-
-		m->encrypted = BPF_CORE_READ(icsk, icsk_ulp_ops) != 0;
-		m->family = BPF_CORE_READ(sk, __sk_common.skc_family);
-		m->host_port = BPF_CORE_READ(sk, __sk_common.skc_num);
-		m->target_port = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
-		if (m->family == AF_INET) {
-			BPF_CORE_READ_INTO((__be32 *)m->host_address, sk, __sk_common.skc_rcv_saddr);
-			BPF_CORE_READ_INTO((__be32 *)m->target_address, sk, __sk_common.skc_daddr);
-		} else if (m->family == AF_INET6) {
-			BPF_CORE_READ_INTO(&m->host_address, sk, __sk_common.skc_v6_rcv_saddr);
-			BPF_CORE_READ_INTO(&m->target_address, sk, __sk_common.skc_v6_daddr);
-		}
-	}
+	tcp_ends(m, sk);
 	queue->plain = sk && !m->encrypted;
 	bpf_ringbuf_submit(m, ring_flags());
 	return true;
@@ -331,7 +253,7 @@ static __always_inline bool queue_of(struct in_flight *command, struct nvme_ctrl
 	}
 	if (known)
 		queue.connected = known->key ? now : known->connected;
-	queue.key = __sync_fetch_and_add(&queue_keys, 1) + 1;
+	queue.key = new_queue_key();
 	if (watch_port)
 		queue.port = local_port(driver_queue);
 	if (!announce(&queue, ctrl, qid, driver_queue, now))
@@ -343,21 +265,6 @@ static __always_inline bool queue_of(struct in_flight *command, struct nvme_ctrl
 	command->plain = queue.plain;
 	return true;
 }
-
-/* The first words of a submission queue entry, as the NVMe base specification lays it out (figure 92). */
-struct sqe {
-	__u8 opcode;
-	__u8 flags;
-	__u16 cid;
-	__u32 nsid;
-	__u64 cdw2_3;
-	__u64 metadata;
-	__u64 data[2];
-	__u64 cdw10_11;
-	__u32 cdw12;
-};
-
-#define FABRICS_COMMAND 0x7f
 
 /*
  * The command's identity, and where it starts to be seen: not a boundary of its own, and h_driver's second
@@ -397,7 +304,7 @@ static __always_inline int on_setup(struct request *rq, struct nvme_command *cmd
 		if (earlier) {
 			/* Its end was not seen. */
 			if (earlier->record.ts[FAB_H_DONE])
-				send_record(earlier);
+				send_record(&earlier->record);
 			else
 				count(FAB_LOST_UNFINISHED);
 			bpf_map_delete_elem(&commands, &key);
@@ -405,20 +312,13 @@ static __always_inline int on_setup(struct request *rq, struct nvme_command *cmd
 		}
 		count(FAB_SEEN);
 	}
-	if (!fab_sampled(sampling_limit, sqe.cid, sqe.opcode, sqe.nsid, sqe.cdw10_11, (__u16)sqe.cdw12)) {
+	if (!is_sampled(&sqe)) {
 		count(FAB_UNSAMPLED);
 		return 0;
 	}
 
 	now = bpf_ktime_get_ns();
-	command.record.message = FAB_MSG_COMMAND;
-	command.record.nsid = sqe.nsid;
-	command.record.slba = sqe.cdw10_11;
-	command.record.stream_position = FAB_NO_POSITION;
-	command.record.cid = sqe.cid;
-	command.record.nlb0 = (__u16)sqe.cdw12;
-	command.record.opcode = sqe.opcode;
-	command.record.cpu = bpf_get_smp_processor_id();
+	identify(&command.record, &sqe);
 	command.driver_queue = (__u64)BPF_CORE_READ(req, queue);
 	if (BPF_CORE_READ(nvme, retries))
 		command.record.flags |= FAB_FLAG_RETRY;
@@ -759,7 +659,7 @@ static __always_inline int on_end(struct request *rq)
 	command->record.ts[FAB_H_END] = bpf_ktime_get_ns();
 	if (!command->record.ts[FAB_H_DONE])
 		command->record.flags |= FAB_FLAG_CANCELED;
-	send_record(command);
+	send_record(&command->record);
 	bpf_map_delete_elem(&commands, &key);
 	return 0;
 }
@@ -794,7 +694,7 @@ int BPF_PROG(requeue_tp, struct request *rq)
 	bio = (__u64)BPF_CORE_READ(rq, bio);
 	if (bio)
 		bpf_map_update_elem(&bios, &bio, &command->record.ts[FAB_H_QUEUED], BPF_ANY);
-	send_record(command);
+	send_record(&command->record);
 	bpf_map_delete_elem(&commands, &key);
 	return 0;
 }
@@ -836,7 +736,7 @@ static __always_inline int on_connect(struct nvme_ctrl *ctrl, __u16 qid)
 	struct queue queue = { .connected = bpf_ktime_get_ns() };
 
 	bpf_map_update_elem(&queues, &name, &queue, BPF_ANY);
-	send_event(HOST_EVENT_CONNECT, ctrl, qid);
+	tell(KERNEL_EVENT_CONNECT, ctrl, qid);
 	return 0;
 }
 
@@ -859,15 +759,15 @@ int BPF_PROG(state_fexit, struct nvme_ctrl *ctrl, enum nvme_ctrl_state state, bo
 	if (!changed)
 		return 0;
 	if (state == bpf_core_enum_value(enum nvme_ctrl_state, NVME_CTRL_RESETTING))
-		send_event(HOST_EVENT_RESETTING, ctrl, 0);
+		tell(KERNEL_EVENT_RESETTING, ctrl, 0);
 	else if (state == bpf_core_enum_value(enum nvme_ctrl_state, NVME_CTRL_LIVE))
-		send_event(HOST_EVENT_LIVE, ctrl, 0);
+		tell(KERNEL_EVENT_LIVE, ctrl, 0);
 	else if (state == bpf_core_enum_value(enum nvme_ctrl_state, NVME_CTRL_CONNECTING))
-		send_event(HOST_EVENT_CONNECTING, ctrl, 0);
+		tell(KERNEL_EVENT_CONNECTING, ctrl, 0);
 	else if (state == bpf_core_enum_value(enum nvme_ctrl_state, NVME_CTRL_DELETING))
-		send_event(HOST_EVENT_DELETING, ctrl, 0);
+		tell(KERNEL_EVENT_DELETING, ctrl, 0);
 	else if (state == bpf_core_enum_value(enum nvme_ctrl_state, NVME_CTRL_DEAD))
-		send_event(HOST_EVENT_DEAD, ctrl, 0);
+		tell(KERNEL_EVENT_DEAD, ctrl, 0);
 	return 0;
 }
 
@@ -877,7 +777,7 @@ static __always_inline int on_timeout(struct request *rq)
 	struct nvme_request *nvme = behind(rq);
 	__u32 qid = BPF_CORE_READ(rq, q, queuedata) ? BPF_CORE_READ(rq, mq_hctx, queue_num) + 1 : 0;
 
-	send_event(HOST_EVENT_TIMEOUT, BPF_CORE_READ(nvme, ctrl), qid);
+	tell(KERNEL_EVENT_TIMEOUT, BPF_CORE_READ(nvme, ctrl), qid);
 	return 0;
 }
 

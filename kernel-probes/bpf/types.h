@@ -144,6 +144,40 @@ typedef struct {
 	} arg;
 } read_descriptor_t;
 
+/* RDMA: the connection manager and verbs. */
+
+struct __kernel_sockaddr_storage {
+	unsigned short ss_family;
+};
+
+struct rdma_addr {
+	struct __kernel_sockaddr_storage src_addr;
+	struct __kernel_sockaddr_storage dst_addr;
+};
+
+struct rdma_route {
+	struct rdma_addr addr;
+};
+
+struct rdma_cm_id {
+	struct rdma_route route;
+};
+
+struct ib_cqe;
+
+struct ib_qp {
+	void *qp_context;
+};
+
+struct ib_wc {
+	union {
+		__u64 wr_id;
+		struct ib_cqe *wr_cqe;
+	};
+	__u32 byte_len;
+	struct ib_qp *qp;
+};
+
 /* NVMe core. */
 
 /* Only the states that are asked for; libbpf puts this kernel's values in. */

@@ -2,7 +2,7 @@
 //! `hook`, `ready`, `queue`, `went`, `event`, `command` and `counters`, with tab-separated fields.
 
 use clap::Parser;
-use kernel_probes::{Host, HostOptions};
+use kernel_probes::Host;
 use run_format::{Boundary, Command, Event, Nanos, Queue, QueueId, Side, Sink, Source};
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Records the kernel's NVMe/TCP host and prints every command.
 #[derive(Debug, Parser)]
-struct Options {
+struct Arguments {
     /// Only print what this kernel offers.
     #[arg(long)]
     survey: bool,
@@ -24,10 +24,10 @@ struct Options {
     #[arg(long, default_value_t = 1)]
     one_in: u32,
     /// Bytes of the ring.
-    #[arg(long, default_value_t = HostOptions::default().ring_bytes)]
+    #[arg(long, default_value_t = kernel_probes::Options::default().ring_bytes)]
     ring_bytes: u32,
     /// Commands in flight at once.
-    #[arg(long, default_value_t = HostOptions::default().in_flight)]
+    #[arg(long, default_value_t = kernel_probes::Options::default().in_flight)]
     in_flight: u32,
     /// Do not use hooks whose name begins so.
     #[arg(long)]
@@ -107,9 +107,9 @@ impl<W: Write> Sink for Printer<W> {
 }
 
 fn main() -> anyhow::Result<()> {
-    let options = Options::parse();
+    let options = Arguments::parse();
     if options.survey {
-        let survey = kernel_probes::survey()?;
+        let survey = kernel_probes::survey(Side::Host)?;
         println!("kernel\t{}", survey.kernel);
         for choice in survey.boundaries.iter().chain(&survey.others) {
             for (index, way) in choice.rungs.iter().enumerate() {
@@ -128,7 +128,7 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     let start = Instant::now();
-    let host_options = HostOptions {
+    let host_options = kernel_probes::Options {
         one_in: options.one_in,
         ring_bytes: options.ring_bytes,
         in_flight: options.in_flight,

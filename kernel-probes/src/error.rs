@@ -1,16 +1,20 @@
 //! What can keep the kernel from being recorded, with what to do about it.
 
+use run_format::Side;
+
 /// Why the kernel can not be recorded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The process may not load BPF programs.
     #[error(
-        "probing the kernel needs {}; missing: {}. Run it as root: sudo fabscope record host",
+        "probing the kernel needs {}; missing: {}. Run it as root: sudo fabscope record {side}",
         crate::facts::CAPABILITIES_TEXT,
         .missing.join(", ")
     )]
     Privileges {
+        /// The side that was to be recorded.
+        side: Side,
         /// The capabilities that the process does not have.
         missing: Vec<&'static str>,
     },
@@ -33,9 +37,19 @@ pub enum Error {
         /// The build option that makes it.
         option: &'static str,
     },
-    /// The driver is not there.
-    #[error("nvme-tcp is not loaded: modprobe nvme-tcp, or connect first")]
-    NoDriver,
+    /// No driver of the side is there.
+    #[error(
+        "neither {} is loaded: {}, or {} first",
+        .drivers.join(" nor "),
+        .drivers.iter().map(|driver| format!("modprobe {driver}")).collect::<Vec<_>>().join(" or "),
+        match .side { Side::Host => "connect", Side::Target => "set up a port" }
+    )]
+    NoDriver {
+        /// The side.
+        side: Side,
+        /// The modules, one of which is needed.
+        drivers: Vec<String>,
+    },
     /// A file of the kernel's could not be read.
     #[error("{path}: {why}")]
     File {

@@ -4,33 +4,98 @@
 use crate::btf::{self, Name};
 use crate::error::Error;
 use crate::ladder;
+use run_format::{Side, Transport};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// The modules whose types and functions matter, in the order in which they build on one another.
-pub(crate) const MODULES: &[&str] = &["nvme_core", "nvme_fabrics", "nvme_tcp"];
+/// A module whose types and functions matter to a side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Module {
+    /// As `/sys/module` has it.
+    pub(crate) name: &'static str,
+    /// The transport that it is the driver of.
+    pub(crate) transport: Option<Transport>,
+    /// A function that is there when the module is built in.
+    pub(crate) function: &'static str,
+    /// The structures that the programs read and that the module has, without which nothing of it can be recorded.
+    pub(crate) structs: &'static [&'static str],
+}
 
-/// The structures that the programs read, and the module that has them.
-pub(crate) const STRUCTS: &[(&str, &str)] =
-    &[("request", "vmlinux"), ("nvme_request", "nvme_core"), ("nvme_tcp_request", "nvme_tcp")];
+impl Module {
+    /// As `modprobe` has it.
+    pub(crate) fn command(self) -> String {
+        self.name.replace('_', "-")
+    }
+}
 
-/// The driver's operations for I/O queues: their address tells its commands from other drivers'.
-pub(crate) const OPERATIONS: &str = "nvme_tcp_mq_ops";
+const HOST: &[Module] = &[
+    Module { name: "nvme_core", transport: None, function: "nvme_setup_cmd", structs: &["nvme_request"] },
+    Module { name: "nvme_fabrics", transport: None, function: "nvmf_connect_io_queue", structs: &[] },
+    Module {
+        name: "nvme_tcp",
+        transport: Some(Transport::Tcp),
+        function: "nvme_tcp_queue_rq",
+        structs: &["nvme_tcp_request"],
+    },
+    Module {
+        name: "nvme_rdma",
+        transport: Some(Transport::Rdma),
+        function: "nvme_rdma_queue_rq",
+        structs: &["nvme_rdma_request"],
+    },
+];
+
+const TARGET: &[Module] = &[
+    Module { name: "nvmet", transport: None, function: "nvmet_req_init", structs: &["nvmet_req"] },
+    Module {
+        name: "nvmet_tcp",
+        transport: Some(Transport::Tcp),
+        function: "nvmet_tcp_queue_response",
+        structs: &["nvmet_tcp_cmd"],
+    },
+    Module {
+        name: "nvmet_rdma",
+        transport: Some(Transport::Rdma),
+        function: "nvmet_rdma_queue_response",
+        structs: &["nvmet_rdma_rsp"],
+    },
+];
+
+/// A side's modules, in the order in which they build on one another.
+pub(crate) const fn modules(side: Side) -> &'static [Module] {
+    match side {
+        Side::Host => HOST,
+        Side::Target => TARGET,
+    }
+}
+
+/// The drivers among a side's modules.
+pub(crate) fn drivers(side: Side) -> impl Iterator<Item = (Transport, Module)> {
+    modules(side).iter().filter_map(|module| Some((module.transport?, *module)))
+}
+
+/// Structures of the kernel proper that the programs of both sides read.
+pub(crate) const STRUCTS: &[&str] = &["request"];
+
+/// The host drivers' operations for I/O queues: their address tells their commands from other drivers'.
+pub(crate) const OPERATIONS: &[&str] = &["nvme_tcp_mq_ops", "nvme_rdma_mq_ops"];
 
 pub(crate) const CAPABILITIES_TEXT: &str = "CAP_BPF and CAP_PERFMON (programs that read the kernel) and CAP_SYS_ADMIN (the modules' type information)";
 const CAPABILITIES: &[(u32, &str)] = &[(39, "CAP_BPF"), (38, "CAP_PERFMON"), (21, "CAP_SYS_ADMIN")];
 
 /// What a kernel has, as far as the ladders ask.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Facts {
+    /// The side that is asked about.
+    pub(crate) side: Side,
     /// `uname -r`.
     pub(crate) release: String,
-    /// The modules of [`MODULES`] that are there, loaded or built in.
+    /// The side's modules that are there, loaded or built in with a name of their own.
     pub(crate) modules: BTreeSet<String>,
     /// Where type information was found: `vmlinux` and modules.
     pub(crate) typed: BTreeSet<String>,
-    /// Structures of [`STRUCTS`] that the type information has.
+    /// Structures of [`STRUCTS`] and the side's modules that the type information has.
     pub(crate) structs: BTreeSet<String>,
     /// Functions with type information.
     pub(crate) functions: BTreeSet<String>,
@@ -51,19 +116,54 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
+    /// Nothing.
+    pub(crate) fn none(side: Side) -> Facts {
+        Facts {
+            side,
+            release: String::new(),
+            modules: BTreeSet::new(),
+            typed: BTreeSet::new(),
+            structs: BTreeSet::new(),
+            functions: BTreeSet::new(),
+            tracepoints: BTreeSet::new(),
+            events: None,
+            traceable: None,
+            symbols: BTreeMap::new(),
+            kprobes: false,
+            confidential: false,
+            missing: Vec::new(),
+        }
+    }
+
+    /// Whether a module is there, loaded or built in.
+    pub(crate) fn has(&self, module: Module) -> bool {
+        self.modules.contains(module.name) || self.symbols.contains_key(module.function)
+    }
+
+    /// The transports whose drivers are there.
+    pub(crate) fn transports(&self) -> Vec<Transport> {
+        drivers(self.side).filter(|(_, module)| self.has(*module)).map(|(transport, _)| transport).collect()
+    }
+
+    /// A symbol's address; 0 when it is hidden or not there.
+    pub(crate) fn address(&self, symbol: &str) -> u64 {
+        self.symbols.get(symbol).copied().unwrap_or(0)
+    }
+
     /// Reads them from the running kernel.
-    pub(crate) fn gather() -> Result<Facts, Error> {
-        let wanted = Wanted::new();
+    pub(crate) fn gather(side: Side) -> Result<Facts, Error> {
+        let wanted = Wanted::new(side);
         let mut facts = Facts {
             release: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
             missing: missing_capabilities(&read("/proc/self/status")?),
             confidential: fs::read_to_string("/sys/kernel/security/lockdown")
                 .is_ok_and(|text| is_confidential(&text)),
-            ..Facts::default()
+            ..Facts::none(side)
         };
         facts.read_symbols(&read("/proc/kallsyms")?, &wanted);
-        let loaded = MODULES.iter().filter(|m| Path::new("/sys/module").join(m).exists());
-        facts.modules.extend(loaded.map(|m| (*m).to_owned()));
+        let loaded = modules(side).iter().map(|module| module.name);
+        let loaded = loaded.filter(|name| Path::new("/sys/module").join(name).exists());
+        facts.modules.extend(loaded.map(str::to_owned));
         facts.read_types(&wanted)?;
         for root in ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"] {
             let root = Path::new(root);
@@ -82,12 +182,12 @@ impl Facts {
 
     fn read_types(&mut self, wanted: &Wanted) -> Result<(), Error> {
         let mut base = 0;
-        for name in std::iter::once(&"vmlinux").chain(MODULES) {
+        for name in std::iter::once("vmlinux").chain(modules(self.side).iter().map(|module| module.name)) {
             let path = format!("/sys/kernel/btf/{name}");
             let blob = match fs::read(&path) {
                 Ok(blob) => blob,
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                    if *name == "vmlinux" {
+                    if name == "vmlinux" {
                         return Ok(());
                     }
                     continue;
@@ -95,10 +195,10 @@ impl Facts {
                 Err(error) => return Err(Error::File { path, why: error.to_string() }),
             };
             let strings = self.add_types(&blob, base, wanted).map_err(|why| Error::Types { path, why })?;
-            if *name == "vmlinux" {
+            if name == "vmlinux" {
                 base = strings;
             }
-            self.typed.insert((*name).to_owned());
+            self.typed.insert(name.to_owned());
         }
         Ok(())
     }
@@ -114,7 +214,7 @@ impl Facts {
                     self.tracepoints.insert(name.to_owned());
                 }
             }
-            Name::Struct(name) if STRUCTS.iter().any(|(known, _)| *known == name) => {
+            Name::Struct(name) if wanted.structs.contains(name) => {
                 self.structs.insert(name.to_owned());
             }
             _ => {}
@@ -133,7 +233,7 @@ impl Facts {
             let name = rest.split_ascii_whitespace().next().unwrap_or(rest);
             // A compiler's suffix (.isra.0, .constprop.0, .part.0, .cold) hides the plain name.
             let plain = name.split('.').next().unwrap_or(name);
-            if wanted.names.contains(plain) || plain == OPERATIONS {
+            if wanted.names.contains(plain) || OPERATIONS.contains(&plain) {
                 self.symbols.insert(name.to_owned(), u64::from_str_radix(&line[..space], 16).unwrap_or(0));
             } else if plain == KPROBES {
                 self.kprobes = true;
@@ -145,21 +245,25 @@ impl Facts {
 /// The names that are looked for in long lists.
 pub(crate) struct Wanted {
     names: BTreeSet<&'static str>,
+    structs: BTreeSet<&'static str>,
     /// How all of them, and what else is looked for, begin.
     beginnings: Vec<[u8; btf::BEGINNING]>,
 }
 
 impl Wanted {
-    pub(crate) fn new() -> Wanted {
-        let names = ladder::names();
-        let others = STRUCTS.iter().map(|(name, _)| *name).chain([OPERATIONS, KPROBES, TRACEPOINT]);
+    pub(crate) fn new(side: Side) -> Wanted {
+        let mut names = ladder::names(side);
+        names.extend(modules(side).iter().map(|module| module.function));
+        let structs: BTreeSet<&str> =
+            STRUCTS.iter().chain(modules(side).iter().flat_map(|module| module.structs)).copied().collect();
+        let others = structs.iter().copied().chain(OPERATIONS.iter().copied()).chain([KPROBES, TRACEPOINT]);
         let beginnings: BTreeSet<[u8; btf::BEGINNING]> = names
             .iter()
             .copied()
             .chain(others)
             .filter_map(|name| name.as_bytes().first_chunk().copied())
             .collect();
-        Wanted { names, beginnings: beginnings.into_iter().collect() }
+        Wanted { names, structs, beginnings: beginnings.into_iter().collect() }
     }
 
     /// Whether a text may begin with one of them.
@@ -208,14 +312,14 @@ mod tests {
 
     #[test]
     fn symbols_keep_their_suffix_and_address() {
-        let mut facts = Facts::default();
+        let mut facts = Facts::none(Side::Host);
         let text = "ffffffff81000000 T register_kprobe\n\
                     ffffffffc0a01230 t nvme_tcp_queue_rq\t[nvme_tcp]\n\
                     ffffffffc0a01240 t nvme_tcp_setup_h2c_data_pdu.isra.0 [nvme_tcp]\n\
                     ffffffffc0a09000 d nvme_tcp_mq_ops [nvme_tcp]\n\
                     not a line\n\n\
                     ffffffff81000010 T something_else\n";
-        facts.read_symbols(text, &Wanted::new());
+        facts.read_symbols(text, &Wanted::new(Side::Host));
         assert!(facts.kprobes);
         let names: Vec<&str> = facts.symbols.keys().map(String::as_str).collect();
         assert_eq!(names, ["nvme_tcp_mq_ops", "nvme_tcp_queue_rq", "nvme_tcp_setup_h2c_data_pdu.isra.0"]);
@@ -237,13 +341,14 @@ mod tests {
 
     #[test]
     fn facts_of_this_kernel_are_gathered() {
-        let facts = Facts::gather().unwrap();
-        assert!(!facts.release.is_empty());
-        if facts.typed.contains("vmlinux") {
-            assert!(facts.structs.contains("request"));
-            assert!(facts.tracepoints.contains("block_rq_complete"));
-            assert!(facts.functions.contains("blk_mq_complete_request_remote"));
-        } else {
+        for side in [Side::Host] {
+            let facts = Facts::gather(side).unwrap();
+            assert!(!facts.release.is_empty());
+            if facts.typed.contains("vmlinux") {
+                assert!(facts.structs.contains("request"));
+                assert!(facts.tracepoints.contains("block_rq_complete"));
+                continue;
+            }
             println!("skipped: this kernel has no type information");
         }
     }

@@ -1,4 +1,4 @@
-//! Linux probes: records the commands of the kernel's NVMe/TCP host with BPF programs, on the hooks that the
+//! Linux probes: records the commands of the kernel's NVMe-oF host or target with BPF programs, on the hooks that the
 //! running kernel has. It keeps no run and does no analysis: what it sees goes to a [`run_format::Sink`].
 
 mod btf;
@@ -7,9 +7,11 @@ mod facts;
 mod host;
 mod ladder;
 mod message;
+mod programs;
 mod queues;
 mod survey;
 
 pub use error::Error;
-pub use host::{Host, HostOptions};
+pub use host::Host;
+pub use programs::{Options, Probes};
 pub use survey::{Choice, Survey, Way, survey};

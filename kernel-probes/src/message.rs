@@ -1,11 +1,11 @@
-//! The messages of the host's programs as a run keeps them. It reads bytes and knows no maps.
+//! The messages of the kernel's programs as a run keeps them. It reads bytes and knows no maps.
 
 use run_format::bpf::raw::fab_command;
-use run_format::{Endpoint, Event, Nanos, Queue, Transport};
+use run_format::{Endpoint, Event, Nanos, Queue, Side, Transport};
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// `bpf/host.h`, as bindgen makes it.
+/// `bpf/kernel.h`, as bindgen makes it.
 #[allow(
     missing_docs,
     missing_debug_implementations,
@@ -15,7 +15,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
     clippy::all
 )]
 pub(crate) mod raw {
-    include!(concat!(env!("OUT_DIR"), "/host.rs"));
+    include!(concat!(env!("OUT_DIR"), "/kernel.rs"));
 }
 
 /// One message of the ring.
@@ -34,7 +34,7 @@ pub(crate) enum Message {
 pub(crate) struct QueueMessage {
     /// `fab_command.queue` of its commands.
     pub(crate) key: u64,
-    /// N of nvmeN.
+    /// N of nvmeN on the host, the cntlid on the target.
     pub(crate) instance: i32,
     /// What a run keeps of it.
     pub(crate) queue: Queue,
@@ -45,13 +45,15 @@ pub(crate) struct QueueMessage {
 pub(crate) struct EventMessage {
     pub(crate) kind: EventKind,
     pub(crate) at: Nanos,
-    /// N of nvmeN.
+    /// N of nvmeN on the host, the cntlid on the target.
     pub(crate) instance: i32,
     /// 0 for the whole controller.
     pub(crate) qid: u16,
+    /// The queue's key, where the programs know one; else 0.
+    pub(crate) key: u64,
 }
 
-/// `enum host_event_kind`.
+/// `enum kernel_event_kind`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventKind {
     Resetting,
@@ -61,34 +63,42 @@ pub(crate) enum EventKind {
     Dead,
     Connect,
     Timeout,
+    QueueGone,
+    Fatal,
+    KeepAlive,
+    Namespaces,
 }
 
 impl Message {
-    /// The message in these bytes; `None` when they are no message of the host's programs.
-    pub(crate) fn parse(bytes: &[u8]) -> Option<Message> {
+    /// The message of a side's programs in these bytes; `None` when they are no message of the programs.
+    pub(crate) fn parse(side: Side, bytes: &[u8]) -> Option<Message> {
         if let Some(command) = fab_command::parse(bytes) {
             return Some(Message::Command(command));
         }
         let kind = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?);
         match kind {
-            raw::HOST_MSG_QUEUE => {
-                let message = read::<raw::host_queue>(bytes)?;
+            raw::KERNEL_MSG_QUEUE => {
+                let message = read::<raw::kernel_queue>(bytes)?;
                 Some(Message::Queue(Box::new(QueueMessage {
                     key: message.key,
                     instance: message.instance,
-                    queue: queue(&message),
+                    queue: queue(side, &message),
                 })))
             }
-            raw::HOST_MSG_EVENT => {
-                let message = read::<raw::host_event>(bytes)?;
+            raw::KERNEL_MSG_EVENT => {
+                let message = read::<raw::kernel_event>(bytes)?;
                 let kind = match message.kind {
-                    raw::HOST_EVENT_RESETTING => EventKind::Resetting,
-                    raw::HOST_EVENT_CONNECTING => EventKind::Connecting,
-                    raw::HOST_EVENT_LIVE => EventKind::Live,
-                    raw::HOST_EVENT_DELETING => EventKind::Deleting,
-                    raw::HOST_EVENT_DEAD => EventKind::Dead,
-                    raw::HOST_EVENT_CONNECT => EventKind::Connect,
-                    raw::HOST_EVENT_TIMEOUT => EventKind::Timeout,
+                    raw::KERNEL_EVENT_RESETTING => EventKind::Resetting,
+                    raw::KERNEL_EVENT_CONNECTING => EventKind::Connecting,
+                    raw::KERNEL_EVENT_LIVE => EventKind::Live,
+                    raw::KERNEL_EVENT_DELETING => EventKind::Deleting,
+                    raw::KERNEL_EVENT_DEAD => EventKind::Dead,
+                    raw::KERNEL_EVENT_CONNECT => EventKind::Connect,
+                    raw::KERNEL_EVENT_TIMEOUT => EventKind::Timeout,
+                    raw::KERNEL_EVENT_QUEUE_GONE => EventKind::QueueGone,
+                    raw::KERNEL_EVENT_FATAL => EventKind::Fatal,
+                    raw::KERNEL_EVENT_KEEP_ALIVE => EventKind::KeepAlive,
+                    raw::KERNEL_EVENT_NAMESPACES => EventKind::Namespaces,
                     _ => return None,
                 };
                 Some(Message::Event(EventMessage {
@@ -96,6 +106,7 @@ impl Message {
                     at: Nanos(message.at),
                     instance: message.instance,
                     qid: u16::try_from(message.qid).unwrap_or(u16::MAX),
+                    key: message.key,
                 }))
             }
             _ => None,
@@ -105,27 +116,37 @@ impl Message {
 
 /// Plain data of bindgen's: integers and arrays of them, for which every bit pattern is valid.
 trait Plain {}
-impl Plain for raw::host_queue {}
-impl Plain for raw::host_event {}
+impl Plain for raw::kernel_queue {}
+impl Plain for raw::kernel_event {}
 
 fn read<T: Plain>(bytes: &[u8]) -> Option<T> {
     // SAFETY: the length is checked, every bit pattern is a valid T, and the read needs no alignment.
     (bytes.len() >= size_of::<T>()).then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<T>()) })
 }
 
-fn queue(message: &raw::host_queue) -> Queue {
-    let endpoint = |address: &[u8; 16], port| {
+fn queue(side: Side, message: &raw::kernel_queue) -> Queue {
+    let end = |address: &[u8; 16], port| {
         address_text(message.family, address).map(|address| Endpoint { address, port })
+    };
+    let local = end(&message.local_address, message.local_port);
+    let remote = end(&message.remote_address, message.remote_port);
+    let (host, target) = match side {
+        Side::Host => (local, remote),
+        Side::Target => (remote, local),
     };
     Queue {
         subsystem_nqn: text(&message.subsystem_nqn),
         host_nqn: text(&message.host_nqn),
         cntlid: message.cntlid,
         qid: message.qid,
-        transport: Transport::Tcp,
-        host: endpoint(&message.host_address, message.host_port),
-        target: endpoint(&message.target_address, message.target_port),
-        device: Some(format!("nvme{}", message.instance)),
+        transport: if u32::from(message.transport) == raw::KERNEL_RDMA {
+            Transport::Rdma
+        } else {
+            Transport::Tcp
+        },
+        host,
+        target,
+        device: (side == Side::Host).then(|| format!("nvme{}", message.instance)),
         served_by: served_by(message.io_cpu),
         came: Nanos(message.came),
         existed: message.existed != 0,
@@ -155,7 +176,7 @@ fn text(bytes: &[std::ffi::c_char]) -> String {
 
 impl EventMessage {
     /// The event as a run keeps it; `None` for what its queues tell already.
-    pub(crate) fn event(&self) -> Option<Event> {
+    pub(crate) fn event(&self, side: Side) -> Option<Event> {
         let what = match self.kind {
             EventKind::Resetting => "controller reset",
             EventKind::Connecting => "controller connecting",
@@ -163,11 +184,19 @@ impl EventMessage {
             EventKind::Deleting => "controller removed",
             EventKind::Dead => "controller given up",
             EventKind::Timeout => "command timeout",
+            EventKind::QueueGone => "queue disconnected",
+            EventKind::Fatal => "controller fatal error",
+            EventKind::KeepAlive => "keep-alive timeout",
+            EventKind::Namespaces => "namespaces changed",
             EventKind::Connect => return None,
         };
+        let controller = match side {
+            Side::Host => format!("nvme{}", self.instance),
+            Side::Target => format!("controller {}", self.instance),
+        };
         let on = match self.qid {
-            0 => format!("nvme{}", self.instance),
-            qid => format!("nvme{} queue {qid}", self.instance),
+            0 => controller,
+            qid => format!("{controller} queue {qid}"),
         };
         Some(Event { at_ns: self.at, what: what.to_owned(), on })
     }
@@ -184,18 +213,18 @@ mod tests {
         unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>()) }.to_vec()
     }
 
-    fn sample() -> raw::host_queue {
-        let mut message = read::<raw::host_queue>(&[0; size_of::<raw::host_queue>()]).unwrap();
-        message.message = raw::HOST_MSG_QUEUE;
+    fn sample() -> raw::kernel_queue {
+        let mut message = read::<raw::kernel_queue>(&[0; size_of::<raw::kernel_queue>()]).unwrap();
+        message.message = raw::KERNEL_MSG_QUEUE;
         message.key = 7;
         message.instance = 3;
         message.cntlid = 2;
         message.qid = 1;
         message.family = 2;
-        message.host_port = 40000;
-        message.target_port = 4420;
-        message.host_address[..4].copy_from_slice(&[10, 0, 2, 15]);
-        message.target_address[..4].copy_from_slice(&[10, 0, 2, 2]);
+        message.local_port = 40000;
+        message.remote_port = 4420;
+        message.local_address[..4].copy_from_slice(&[10, 0, 2, 15]);
+        message.remote_address[..4].copy_from_slice(&[10, 0, 2, 2]);
         for (to, from) in message.subsystem_nqn.iter_mut().zip(b"nqn.test:sub") {
             *to = std::ffi::c_char::from_ne_bytes([*from]);
         }
@@ -206,7 +235,9 @@ mod tests {
 
     #[test]
     fn a_queue_is_told_with_its_names_and_addresses() {
-        let Some(Message::Queue(told)) = Message::parse(&bytes_of(&sample())) else { panic!("no queue") };
+        let Some(Message::Queue(told)) = Message::parse(Side::Host, &bytes_of(&sample())) else {
+            panic!("no queue")
+        };
         assert_eq!((told.key, told.instance), (7, 3));
         let queue = told.queue;
         assert_eq!((queue.cntlid, queue.qid, queue.existed), (2, 1, false));
@@ -217,6 +248,18 @@ mod tests {
         assert_eq!(queue.target, Some(Endpoint { address: "10.0.2.2".to_owned(), port: 4420 }));
         assert_eq!(queue.device.as_deref(), Some("nvme3"));
         assert_eq!(queue.served_by.as_deref(), Some("cpu 0"));
+    }
+
+    #[test]
+    fn the_targets_own_end_is_the_target() {
+        let mut message = sample();
+        message.transport = u8::try_from(raw::KERNEL_RDMA).unwrap();
+        let Some(Message::Queue(told)) = Message::parse(Side::Target, &bytes_of(&message)) else {
+            panic!("no queue")
+        };
+        assert_eq!(told.queue.host.map(|end| end.port), Some(4420));
+        assert_eq!(told.queue.target.map(|end| end.port), Some(40000));
+        assert_eq!((told.queue.device, told.queue.transport), (None, Transport::Rdma));
     }
 
     #[test]
@@ -237,20 +280,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_message_or_none(mut bytes in proptest::collection::vec(any::<u8>(), 0..700), kind in 0u32..20) {
+        fn any_bytes_are_a_message_or_none(mut bytes in proptest::collection::vec(any::<u8>(), 0..700), kind in 0u32..20, target: bool) {
             if bytes.len() >= 4 {
                 bytes[..4].copy_from_slice(&kind.to_ne_bytes());
             }
-            match Message::parse(&bytes) {
+            let side = if target { Side::Target } else { Side::Host };
+            match Message::parse(side, &bytes) {
                 None => {}
                 Some(Message::Command(_)) => prop_assert_eq!(kind, 1),
                 Some(Message::Queue(told)) => {
-                    prop_assert_eq!(kind, raw::HOST_MSG_QUEUE);
+                    prop_assert_eq!(kind, raw::KERNEL_MSG_QUEUE);
                     prop_assert!(told.queue.subsystem_nqn.len() <= 3 * 224);
                 }
                 Some(Message::Event(event)) => {
-                    prop_assert_eq!(kind, raw::HOST_MSG_EVENT);
-                    prop_assert_eq!(event.event().is_none(), event.kind == EventKind::Connect);
+                    prop_assert_eq!(kind, raw::KERNEL_MSG_EVENT);
+                    prop_assert_eq!(event.event(side).is_none(), event.kind == EventKind::Connect);
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Keeps track of the queues that the host's programs tell of, and of their comings and goings. It knows no
+//! Keeps track of the queues that the programs tell of, and of their comings and goings. It knows no
 //! maps and no ring.
 
 use crate::message::{EventKind, EventMessage, QueueMessage};
@@ -10,6 +10,8 @@ use std::collections::HashMap;
 struct Known {
     instance: i32,
     queue: Queue,
+    /// The key that it was told with first.
+    key: u64,
     /// Its number in the sink, once it has had a command.
     id: Option<QueueId>,
 }
@@ -29,11 +31,13 @@ impl Queues {
                 && known.instance == message.instance
                 && known.queue.qid == message.queue.qid
                 && known.queue.cntlid == message.queue.cntlid
+                && known.queue.transport == message.queue.transport
                 && known.queue.host == message.queue.host
                 && known.queue.host.is_some()
         });
         let index = same.unwrap_or_else(|| {
-            self.known.push(Known { instance: message.instance, queue: message.queue, id: None });
+            let (key, instance, queue) = (message.key, message.instance, message.queue);
+            self.known.push(Known { instance, queue, key, id: None });
             self.known.len() - 1
         });
         self.keys.insert(message.key, index);
@@ -54,14 +58,20 @@ impl Queues {
 
     /// Ends the queues that an event ends.
     pub(crate) fn happened(&mut self, event: &EventMessage, sink: &mut dyn Sink) {
-        let ends: &dyn Fn(&Queue) -> bool = match event.kind {
+        let ends: &dyn Fn(&Known) -> bool = match event.kind {
             EventKind::Connecting | EventKind::Deleting | EventKind::Dead => &|_| true,
-            EventKind::Connect => &|queue| queue.qid == event.qid,
-            // While a controller is being reset its queues still serve what they have.
-            EventKind::Resetting | EventKind::Live | EventKind::Timeout => &|_| false,
+            EventKind::Connect => &|known| known.queue.qid == event.qid,
+            EventKind::QueueGone => &|known| known.key == event.key,
+            // While a controller is being reset or has failed its queues still serve what they have.
+            EventKind::Resetting
+            | EventKind::Live
+            | EventKind::Timeout
+            | EventKind::Fatal
+            | EventKind::KeepAlive
+            | EventKind::Namespaces => &|_| false,
         };
         for known in &mut self.known {
-            if known.instance == event.instance && known.queue.went.is_none() && ends(&known.queue) {
+            if known.instance == event.instance && known.queue.went.is_none() && ends(known) {
                 // What was told of after the event is not ended by it.
                 if known.queue.came > event.at && event.kind != EventKind::Deleting {
                     continue;
@@ -105,7 +115,7 @@ mod tests {
     }
 
     fn event(kind: EventKind, qid: u16, at: u64) -> EventMessage {
-        EventMessage { kind, at: Nanos(at), instance: 0, qid }
+        EventMessage { kind, at: Nanos(at), instance: 0, qid, key: 0 }
     }
 
     #[test]

@@ -1,17 +1,22 @@
 //! Decides which hook each boundary gets on a kernel, and says why. It attaches nothing.
 
 use crate::error::Error;
-use crate::facts::{Facts, STRUCTS};
-use crate::ladder::{Attach, HOST, Ladder, Point, Program, Rung};
-use run_format::{Boundary, Hook};
+use crate::facts::{Facts, STRUCTS, drivers, modules};
+use crate::ladder::{self, Attach, Point, Program, Rung};
+use run_format::{Boundary, Hook, Side, Transport};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the running kernel offers a recording of its NVMe/TCP host.
+/// What the running kernel offers a recording of one side.
 #[derive(Clone, Debug)]
 pub struct Survey {
     /// Kernel release.
     pub kernel: String,
-    /// One entry for each boundary of the host, in the order a command passes them.
+    /// The side.
+    pub side: Side,
+    /// The transports whose drivers are there: what is recorded.
+    pub transports: Vec<Transport>,
+    /// The side's boundaries, in the order a command passes them: one entry each, or one for each transport
+    /// that takes it in a way of its own.
     pub boundaries: Vec<Choice>,
     /// What else is watched: identity, retries, connections, controller states.
     pub others: Vec<Choice>,
@@ -26,6 +31,10 @@ pub struct Choice {
     pub what: &'static str,
     /// The boundary, where it is one.
     pub boundary: Option<Boundary>,
+    /// The transport whose commands it is for; `None` for all.
+    pub transport: Option<Transport>,
+    /// Whether nothing can be recorded without it.
+    pub essential: bool,
     /// The ways to see it, best first.
     pub rungs: Vec<Way>,
     /// Index in `rungs` of the one that is used; `None` when there is none.
@@ -51,8 +60,8 @@ pub struct Way {
 ///
 /// # Errors
 /// When `/proc` or the kernel's type information can not be read.
-pub fn survey() -> Result<Survey, Error> {
-    Ok(Plan::make(&Facts::gather()?, &BTreeMap::new()).survey)
+pub fn survey(side: Side) -> Result<Survey, Error> {
+    Ok(Plan::make(&Facts::gather(side)?, &BTreeMap::new()).survey)
 }
 
 impl Survey {
@@ -82,7 +91,7 @@ impl Choice {
             rung: u32::try_from(self.chosen.unwrap_or(self.rungs.len())).unwrap_or(u32::MAX),
             measured: way.is_some_and(|way| way.measured),
             instruction: None,
-            transport: None,
+            transport: self.transport,
             estimated_ns: None,
             why: (!why.is_empty()).then(|| why.join("; ")),
         })
@@ -95,9 +104,10 @@ pub(crate) struct Plan {
     pub(crate) survey: Survey,
     /// The programs to load, by name; each once, though two boundaries may share it.
     pub(crate) programs: BTreeSet<&'static str>,
+    /// The program that a command is seen first in, and counted.
+    pub(crate) identity: &'static str,
     /// Whether a hook tells of reconnects.
     pub(crate) connections: bool,
-    release: String,
 }
 
 impl Plan {
@@ -107,26 +117,43 @@ impl Plan {
         let mut plan = Plan {
             survey: Survey {
                 kernel: facts.release.clone(),
+                side: facts.side,
+                transports: facts.transports(),
                 boundaries: Vec::new(),
                 others: Vec::new(),
                 obstacles: Vec::new(),
             },
             programs: BTreeSet::new(),
+            identity: "",
             connections: false,
-            release: facts.release.clone(),
         };
-        for ladder in HOST {
+        for ladder in ladder::of(facts.side) {
+            // Where no driver is there, all is shown, with the reason.
+            let there = &plan.survey.transports;
+            if ladder.transport.is_some_and(|transport| !there.is_empty() && !there.contains(&transport)) {
+                continue;
+            }
             let rungs: Vec<Way> = ladder.rungs.iter().map(|rung| way(facts, refused, rung)).collect();
             let chosen = rungs.iter().position(|way| way.obstacle.is_none());
-            if let Some(index) = chosen {
-                plan.programs.extend(ladder.rungs[index].programs.iter().map(|program| program.name));
+            let programs = chosen.map_or(&[][..], |index| ladder.rungs[index].programs);
+            plan.programs.extend(programs.iter().map(|program| program.name));
+            if ladder.point == Point::Identity {
+                plan.identity = programs.first().map_or("", |program| program.name);
             }
             plan.connections |= ladder.point == Point::Connect && chosen.is_some();
             let boundary = match ladder.point {
                 Point::Boundary(boundary) => Some(boundary),
                 _ => None,
             };
-            let choice = Choice { what: ladder.what, boundary, rungs, chosen, without: ladder.without };
+            let choice = Choice {
+                what: ladder.what,
+                boundary,
+                transport: ladder.transport,
+                essential: ladder.essential,
+                rungs,
+                chosen,
+                without: ladder.without,
+            };
             match boundary {
                 Some(_) => plan.survey.boundaries.push(choice),
                 None => plan.survey.others.push(choice),
@@ -141,7 +168,7 @@ impl Plan {
     /// Fails when what every record needs can not be seen.
     pub(crate) fn essential(&self) -> Result<(), Error> {
         let mut all = self.survey.boundaries.iter().chain(&self.survey.others);
-        let Some(choice) = all.find(|choice| essential(choice) && choice.chosen.is_none()) else {
+        let Some(choice) = all.find(|choice| choice.essential && choice.chosen.is_none()) else {
             return Ok(());
         };
         let why: Vec<String> = choice
@@ -149,19 +176,14 @@ impl Plan {
             .iter()
             .map(|way| format!("{}: {}", way.hook, way.obstacle.as_deref().unwrap_or("")))
             .collect();
-        Err(Error::NoHook { release: self.release.clone(), what: choice.what, why: why.join("; ") })
+        Err(Error::NoHook { release: self.survey.kernel.clone(), what: choice.what, why: why.join("; ") })
     }
-}
-
-fn essential(choice: &Choice) -> bool {
-    HOST.iter().any(|ladder: &Ladder| ladder.what == choice.what && ladder.point == Point::Identity)
-        || choice.boundary == Some(Boundary::HEnd)
 }
 
 /// What keeps every program from working, whatever hooks there are.
 pub(crate) fn prevented(facts: &Facts) -> Result<(), Error> {
     if !facts.missing.is_empty() {
-        return Err(Error::Privileges { missing: facts.missing.clone() });
+        return Err(Error::Privileges { side: facts.side, missing: facts.missing.clone() });
     }
     if facts.confidential {
         return Err(Error::Lockdown);
@@ -174,20 +196,24 @@ pub(crate) fn prevented(facts: &Facts) -> Result<(), Error> {
     if !facts.typed.contains("vmlinux") {
         return Err(no_types("vmlinux", "CONFIG_DEBUG_INFO_BTF=y"));
     }
-    if !driver(facts) {
-        return Err(Error::NoDriver);
+    if facts.transports().is_empty() {
+        return Err(no_driver(facts.side));
     }
-    for (name, module) in STRUCTS {
-        if !facts.structs.contains(*name) {
-            return Err(no_types(module, "CONFIG_DEBUG_INFO_BTF_MODULES=y"));
+    if STRUCTS.iter().any(|name| !facts.structs.contains(*name)) {
+        return Err(no_types("vmlinux", "CONFIG_DEBUG_INFO_BTF=y"));
+    }
+    for module in modules(facts.side) {
+        // What is built in has its types in vmlinux's.
+        let needed = module.transport.is_none() || facts.has(*module);
+        if needed && module.structs.iter().any(|name| !facts.structs.contains(*name)) {
+            return Err(no_types(module.name, "CONFIG_DEBUG_INFO_BTF_MODULES=y"));
         }
     }
     Ok(())
 }
 
-/// Whether nvme-tcp is there, as a module or built in.
-fn driver(facts: &Facts) -> bool {
-    facts.modules.contains("nvme_tcp") || facts.symbols.contains_key("nvme_tcp_queue_rq")
+fn no_driver(side: Side) -> Error {
+    Error::NoDriver { side, drivers: drivers(side).map(|(_, module)| module.command()).collect() }
 }
 
 fn way(facts: &Facts, refused: &BTreeMap<&'static str, String>, rung: &Rung) -> Way {
@@ -234,8 +260,9 @@ fn absent(facts: &Facts, name: &str, there: &str) -> String {
         Some(variant) => {
             format!("the compiler made {variant} of it, whose arguments are not those of the source")
         }
-        None if !driver(facts) && name.starts_with("nvme") => {
-            format!("no function {name}: nvme-tcp is not loaded")
+        None if facts.transports().is_empty() && name.starts_with("nvme") => {
+            let drivers: Vec<String> = drivers(facts.side).map(|(_, module)| module.command()).collect();
+            format!("no function {name}: neither {} is loaded", drivers.join(" nor "))
         }
         None => format!("no function {name}: the compiler inlined it, or this kernel has none"),
     }
@@ -244,17 +271,17 @@ fn absent(facts: &Facts, name: &str, there: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::MODULES;
-    use crate::ladder;
     use proptest::prelude::*;
 
     /// A kernel that has everything, as far as the ladders ask.
-    fn rich() -> Facts {
-        let mut facts = Facts { release: "6.99".to_owned(), kprobes: true, ..Facts::default() };
-        facts.modules = MODULES.iter().map(|m| (*m).to_owned()).collect();
-        facts.typed = std::iter::once("vmlinux").chain(MODULES.iter().copied()).map(str::to_owned).collect();
-        facts.structs = STRUCTS.iter().map(|(name, _)| (*name).to_owned()).collect();
-        for name in ladder::names() {
+    fn rich(side: Side) -> Facts {
+        let mut facts = Facts { release: "6.99".to_owned(), kprobes: true, ..Facts::none(side) };
+        facts.modules = modules(side).iter().map(|module| module.name.to_owned()).collect();
+        facts.typed = facts.modules.clone();
+        facts.typed.insert("vmlinux".to_owned());
+        let structs = STRUCTS.iter().chain(modules(side).iter().flat_map(|module| module.structs));
+        facts.structs = structs.map(|name| (*name).to_owned()).collect();
+        for name in ladder::names(side) {
             facts.functions.insert(name.to_owned());
             facts.tracepoints.insert(name.to_owned());
             facts.symbols.insert(name.to_owned(), 1);
@@ -269,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_rich_kernel_gets_the_best_rung_everywhere() {
-        let plan = Plan::make(&rich(), &BTreeMap::new());
+        let plan = Plan::make(&rich(Side::Host), &BTreeMap::new());
         assert_eq!(plan.survey.obstacles, Vec::<String>::new());
         for hook in plan.survey.hooks() {
             assert_eq!((hook.rung, hook.measured, &hook.why), (0, true, &None), "{hook:?}");
@@ -279,7 +306,7 @@ mod tests {
 
     #[test]
     fn inlined_send_functions_lead_to_the_page_that_is_sent() {
-        let mut facts = rich();
+        let mut facts = rich(Side::Host);
         for name in ["nvme_tcp_try_send_cmd_pdu", "nvme_tcp_try_send_data_pdu"] {
             facts.functions.remove(name);
             facts.symbols.remove(name);
@@ -294,7 +321,7 @@ mod tests {
 
     #[test]
     fn a_suffix_of_the_compilers_is_named() {
-        let mut facts = rich();
+        let mut facts = rich(Side::Host);
         facts.functions.remove("nvme_tcp_setup_h2c_data_pdu");
         facts.symbols.remove("nvme_tcp_setup_h2c_data_pdu");
         facts.symbols.insert("nvme_tcp_setup_h2c_data_pdu.isra.0".to_owned(), 1);
@@ -307,7 +334,7 @@ mod tests {
 
     #[test]
     fn a_function_without_room_for_ftrace_is_taken_by_kprobe() {
-        let mut facts = rich();
+        let mut facts = rich(Side::Host);
         let mut traceable: BTreeSet<String> = facts.functions.clone();
         traceable.remove("nvme_tcp_queue_rq");
         facts.traceable = Some(traceable);
@@ -321,7 +348,7 @@ mod tests {
     #[test]
     fn a_refused_program_gives_way_to_the_next_rung_with_the_kernels_reason() {
         let refused = BTreeMap::from([("end_tp", "EINVAL".to_owned())]);
-        let plan = Plan::make(&rich(), &refused);
+        let plan = Plan::make(&rich(Side::Host), &refused);
         let end = plan.survey.hooks().pop().unwrap();
         assert_eq!(end.hook.as_deref(), Some("tp_btf nvme_complete_rq"));
         assert!(end.why.unwrap().contains("EINVAL"));
@@ -330,7 +357,7 @@ mod tests {
     #[test]
     fn what_prevents_recording_is_said_with_the_way_out() {
         let case = |change: &dyn Fn(&mut Facts)| {
-            let mut facts = rich();
+            let mut facts = rich(Side::Host);
             change(&mut facts);
             Plan::make(&facts, &BTreeMap::new()).survey.obstacles.join("\n")
         };
@@ -346,7 +373,7 @@ mod tests {
             f.modules.clear();
             f.symbols.clear();
         });
-        assert!(said.contains("modprobe nvme-tcp, or connect first"), "{said}");
+        assert!(said.contains("modprobe nvme-tcp or modprobe nvme-rdma, or connect first"), "{said}");
         let said = case(&|f| {
             f.tracepoints.remove("nvme_setup_cmd");
             f.functions.remove("nvme_setup_cmd");
@@ -357,23 +384,21 @@ mod tests {
     proptest! {
         #[test]
         fn whatever_is_missing_the_programs_are_those_of_the_chosen_rungs(
-            gone in proptest::collection::vec(any::<(bool, bool, bool)>(), ladder::names().len()),
+            gone in proptest::collection::vec(any::<(bool, bool, bool)>(), ladder::names(Side::Host).len()),
             kprobes: bool,
         ) {
-            let mut facts = rich();
+            let mut facts = rich(Side::Host);
             facts.kprobes = kprobes;
-            for (name, (function, tracepoint, symbol)) in ladder::names().into_iter().zip(gone) {
+            for (name, (function, tracepoint, symbol)) in ladder::names(Side::Host).into_iter().zip(gone) {
                 if function { facts.functions.remove(name); }
                 if tracepoint { facts.tracepoints.remove(name); }
                 if symbol { facts.symbols.remove(name); }
             }
             let plan = Plan::make(&facts, &BTreeMap::new());
             prop_assert_eq!(plan.survey.hooks().len(), plan.survey.boundaries.len());
-            for ladder in HOST {
-                for program in ladder.rungs.iter().flat_map(|rung| rung.programs) {
-                    if plan.programs.contains(program.name) {
-                        prop_assert!(missing(&facts, program).is_none());
-                    }
+            for program in ladder::programs(Side::Host) {
+                if plan.programs.contains(program.name) {
+                    prop_assert!(missing(&facts, program).is_none());
                 }
             }
             for choice in plan.survey.boundaries.iter().chain(&plan.survey.others) {

@@ -302,9 +302,9 @@ fn before_the_driver_is_there(vm: &Vm) -> Result<()> {
     let refused = vm.run("record_host --seconds 1", MINUTE)?;
     ensure!(refused.status != 0, "recorded without a driver");
     let said = refused.errors();
-    ensure!(said.contains("nvme-tcp is not loaded: modprobe nvme-tcp, or connect first"), "{said}");
+    ensure!(said.contains("neither nvme-tcp nor nvme-rdma is loaded: modprobe nvme-tcp or modprobe nvme-rdma, or connect first"), "{said}");
     let said = vm.sh("record_host --survey")?;
-    ensure!(said.contains("obstacle\tnvme-tcp is not loaded"), "{said}");
+    ensure!(said.contains("obstacle\tneither nvme-tcp nor nvme-rdma is loaded"), "{said}");
     Ok(())
 }
 

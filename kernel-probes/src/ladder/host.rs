@@ -1,131 +1,25 @@
-//! The table of hooks: for each thing that has to be seen, the ways to see it, best first. It knows names and
-//! no kernel.
+//! The host's ladders.
 
-use run_format::Boundary;
-use std::collections::BTreeSet;
+use super::{Ladder, Point, fentry, fexit, kprobe, raw_tp, rung, stand_in, tp};
+use run_format::{Boundary, Transport};
 
-/// What a program is attached with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Attach {
-    /// A tracepoint whose arguments have types.
-    Tracepoint(&'static str),
-    /// A tracepoint whose arguments the program takes on trust.
-    RawTracepoint(&'static str),
-    /// A function's entry, through ftrace.
-    Fentry(&'static str),
-    /// A function's exit, through ftrace.
-    Fexit(&'static str),
-    /// A function's entry, through a breakpoint or ftrace.
-    Kprobe(&'static str),
-}
-
-impl Attach {
-    /// The tracepoint or function.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Attach::Tracepoint(name)
-            | Attach::RawTracepoint(name)
-            | Attach::Fentry(name)
-            | Attach::Fexit(name)
-            | Attach::Kprobe(name) => name,
-        }
-    }
-}
-
-/// One BPF program and where it goes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Program {
-    /// Its name in `bpf/host.bpf.c`.
-    pub(crate) name: &'static str,
-    /// What it is attached to.
-    pub(crate) attach: Attach,
-}
-
-/// One way to see something.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rung {
-    /// How a person reads it.
-    pub(crate) hook: &'static str,
-    /// Its own programs; empty where another's program does it.
-    pub(crate) programs: &'static [Program],
-    /// Whether it is the moment itself.
-    pub(crate) measured: bool,
-    /// What is less good about it.
-    pub(crate) lack: Option<&'static str>,
-}
-
-/// What has to be seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Point {
-    /// A boundary.
-    Boundary(Boundary),
-    /// A command's identity: without it there is no record.
-    Identity,
-    /// The front parts of bios that are split.
-    Split,
-    /// An attempt that is over and will be tried again.
-    Requeue,
-    /// A request whose bios go to another path.
-    Failover,
-    /// A queue that is connected, again or for the first time.
-    Connect,
-    /// A controller's changes of state.
-    State,
-    /// A command that took too long.
-    Timeout,
-}
-
-/// All ways to see one thing.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ladder {
-    pub(crate) point: Point,
-    /// What it is, for a person.
-    pub(crate) what: &'static str,
-    /// What is lost when no rung fits.
-    pub(crate) without: &'static str,
-    pub(crate) rungs: &'static [Rung],
-}
-
-const fn tp(name: &'static str, tracepoint: &'static str) -> Program {
-    Program { name, attach: Attach::Tracepoint(tracepoint) }
-}
-
-const fn fentry(name: &'static str, function: &'static str) -> Program {
-    Program { name, attach: Attach::Fentry(function) }
-}
-
-const fn kprobe(name: &'static str, function: &'static str) -> Program {
-    Program { name, attach: Attach::Kprobe(function) }
-}
-
-const fn rung(hook: &'static str, programs: &'static [Program]) -> Rung {
-    Rung { hook, programs, measured: true, lack: None }
-}
-
-const fn stand_in(hook: &'static str, programs: &'static [Program], lack: &'static str) -> Rung {
-    Rung { hook, programs, measured: false, lack: Some(lack) }
-}
-
-/// The host over NVMe/TCP.
-pub(crate) const HOST: &[Ladder] = &[
+pub(super) const HOST: &[Ladder] = &[
     Ladder {
         point: Point::Identity,
+        transport: None,
+        essential: true,
         what: "a command's identity",
         without: "nothing can be recorded",
         rungs: &[
             rung("tp_btf nvme_setup_cmd", &[tp("setup_tp", "nvme_setup_cmd")]),
-            rung(
-                "raw_tp nvme_setup_cmd",
-                &[Program { name: "setup_raw", attach: Attach::RawTracepoint("nvme_setup_cmd") }],
-            ),
-            rung(
-                "fexit nvme_setup_cmd",
-                &[Program { name: "setup_fexit", attach: Attach::Fexit("nvme_setup_cmd") }],
-            ),
+            rung("raw_tp nvme_setup_cmd", &[raw_tp("setup_raw", "nvme_setup_cmd")]),
+            rung("fexit nvme_setup_cmd", &[fexit("setup_fexit", "nvme_setup_cmd")]),
         ],
     },
     Ladder {
         point: Point::Boundary(Boundary::HQueued),
+        transport: None,
+        essential: false,
         what: "h_queued",
         without: "the wait in the host's block layer",
         rungs: &[
@@ -139,12 +33,16 @@ pub(crate) const HOST: &[Ladder] = &[
     },
     Ladder {
         point: Point::Split,
+        transport: None,
+        essential: false,
         what: "front parts of split bios",
         without: "h_queued of the front parts of large requests is rq->start_time_ns, after the wait for a tag",
         rungs: &[rung("tp_btf block_split", &[tp("bio_split_tp", "block_split")])],
     },
     Ladder {
         point: Point::Boundary(Boundary::HDriver),
+        transport: Some(Transport::Tcp),
+        essential: false,
         what: "h_driver",
         without: "the border of block layer and driver",
         rungs: &[
@@ -155,6 +53,8 @@ pub(crate) const HOST: &[Ladder] = &[
     },
     Ladder {
         point: Point::Boundary(Boundary::HSent),
+        transport: Some(Transport::Tcp),
+        essential: false,
         what: "h_sent",
         without: "the border of driver and network on the way out",
         rungs: &[
@@ -184,6 +84,8 @@ pub(crate) const HOST: &[Ladder] = &[
     },
     Ladder {
         point: Point::Boundary(Boundary::HR2t),
+        transport: Some(Transport::Tcp),
+        essential: false,
         what: "h_r2t",
         without: "the wait for R2Ts of large writes",
         rungs: &[
@@ -199,6 +101,8 @@ pub(crate) const HOST: &[Ladder] = &[
     },
     Ladder {
         point: Point::Boundary(Boundary::HDataSent),
+        transport: Some(Transport::Tcp),
+        essential: false,
         what: "h_data_sent",
         without: "the driver's time from an R2T to its data",
         rungs: &[
@@ -228,6 +132,8 @@ pub(crate) const HOST: &[Ladder] = &[
     },
     Ladder {
         point: Point::Boundary(Boundary::HRecv),
+        transport: Some(Transport::Tcp),
+        essential: false,
         what: "h_recv",
         without: "the border of network and driver on the way back",
         rungs: &[
@@ -237,6 +143,8 @@ pub(crate) const HOST: &[Ladder] = &[
     },
     Ladder {
         point: Point::Boundary(Boundary::HDone),
+        transport: None,
+        essential: false,
         what: "h_done",
         without: "the border of driver and block layer on the way back",
         rungs: &[
@@ -257,6 +165,8 @@ pub(crate) const HOST: &[Ladder] = &[
     },
     Ladder {
         point: Point::Boundary(Boundary::HEnd),
+        transport: None,
+        essential: true,
         what: "h_end",
         without: "nothing can be recorded",
         rungs: &[
@@ -270,12 +180,16 @@ pub(crate) const HOST: &[Ladder] = &[
     },
     Ladder {
         point: Point::Requeue,
+        transport: None,
+        essential: false,
         what: "retries",
         without: "the first attempt of a retried command counts as unfinished",
         rungs: &[rung("tp_btf block_rq_requeue", &[tp("requeue_tp", "block_rq_requeue")])],
     },
     Ladder {
         point: Point::Failover,
+        transport: None,
+        essential: false,
         what: "multipath failover",
         without: "commands that failed over look like good ones",
         rungs: &[
@@ -285,6 +199,8 @@ pub(crate) const HOST: &[Ladder] = &[
     },
     Ladder {
         point: Point::Connect,
+        transport: None,
+        essential: false,
         what: "connections",
         without: "a reconnect is found by its port, at each command",
         rungs: &[
@@ -294,15 +210,16 @@ pub(crate) const HOST: &[Ladder] = &[
     },
     Ladder {
         point: Point::State,
+        transport: None,
+        essential: false,
         what: "controller states",
         without: "resets and removals are not told as events",
-        rungs: &[rung(
-            "fexit nvme_change_ctrl_state",
-            &[Program { name: "state_fexit", attach: Attach::Fexit("nvme_change_ctrl_state") }],
-        )],
+        rungs: &[rung("fexit nvme_change_ctrl_state", &[fexit("state_fexit", "nvme_change_ctrl_state")])],
     },
     Ladder {
         point: Point::Timeout,
+        transport: Some(Transport::Tcp),
+        essential: false,
         what: "timeouts",
         without: "commands that took too long are not told as events",
         rungs: &[
@@ -311,57 +228,3 @@ pub(crate) const HOST: &[Ladder] = &[
         ],
     },
 ];
-
-/// Every tracepoint and function that the ladders name.
-pub(crate) fn names() -> BTreeSet<&'static str> {
-    HOST.iter()
-        .flat_map(|ladder| ladder.rungs)
-        .flat_map(|rung| rung.programs)
-        .map(|program| program.attach.name())
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use run_format::Side;
-
-    #[test]
-    fn each_boundary_of_the_host_has_one_ladder() {
-        let points: Vec<Point> = HOST.iter().map(|ladder| ladder.point).collect();
-        for boundary in Boundary::of(Side::Host) {
-            assert_eq!(points.iter().filter(|p| **p == Point::Boundary(boundary)).count(), 1, "{boundary}");
-        }
-    }
-
-    #[test]
-    fn each_program_of_the_source_stands_on_a_ladder_and_is_attached_as_it_says() {
-        let source = include_str!("../bpf/host.bpf.c");
-        let mut written: BTreeSet<(String, String)> = BTreeSet::new();
-        let mut section = None;
-        for line in source.lines() {
-            if let Some(name) = line.strip_prefix("SEC(\"").and_then(|rest| rest.strip_suffix("\")")) {
-                section = Some(name.to_owned());
-            } else if let Some(section) = section.take() {
-                let name = line.split_once('(').and_then(|(_, rest)| rest.split_once(',')).unwrap().0;
-                written.insert((name.to_owned(), section));
-            }
-        }
-        let told: BTreeSet<(String, String)> = HOST
-            .iter()
-            .flat_map(|ladder| ladder.rungs)
-            .flat_map(|rung| rung.programs)
-            .map(|program| {
-                let kind = match program.attach {
-                    Attach::Tracepoint(_) => "tp_btf",
-                    Attach::RawTracepoint(_) => "raw_tp",
-                    Attach::Fentry(_) => "fentry",
-                    Attach::Fexit(_) => "fexit",
-                    Attach::Kprobe(_) => "kprobe",
-                };
-                (program.name.to_owned(), format!("{kind}/{}", program.attach.name()))
-            })
-            .collect();
-        assert_eq!(written, told);
-    }
-}

@@ -1,0 +1,202 @@
+//! The table of hooks: for each thing that has to be seen, the ways to see it, best first. It knows names and
+//! no kernel.
+
+mod host;
+
+use run_format::{Boundary, Side, Transport};
+use std::collections::BTreeSet;
+
+/// What a program is attached with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Attach {
+    /// A tracepoint whose arguments have types.
+    Tracepoint(&'static str),
+    /// A tracepoint whose arguments the program takes on trust.
+    RawTracepoint(&'static str),
+    /// A function's entry, through ftrace.
+    Fentry(&'static str),
+    /// A function's exit, through ftrace.
+    Fexit(&'static str),
+    /// A function's entry, through a breakpoint or ftrace.
+    Kprobe(&'static str),
+}
+
+impl Attach {
+    /// The tracepoint or function.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Attach::Tracepoint(name)
+            | Attach::RawTracepoint(name)
+            | Attach::Fentry(name)
+            | Attach::Fexit(name)
+            | Attach::Kprobe(name) => name,
+        }
+    }
+}
+
+/// One BPF program and where it goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Program {
+    /// Its name in the side's `bpf/*.bpf.c`.
+    pub(crate) name: &'static str,
+    /// What it is attached to.
+    pub(crate) attach: Attach,
+}
+
+/// One way to see something.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rung {
+    /// How a person reads it.
+    pub(crate) hook: &'static str,
+    /// Its own programs; empty where another's program does it.
+    pub(crate) programs: &'static [Program],
+    /// Whether it is the moment itself.
+    pub(crate) measured: bool,
+    /// What is less good about it.
+    pub(crate) lack: Option<&'static str>,
+}
+
+/// What has to be seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Point {
+    /// A boundary.
+    Boundary(Boundary),
+    /// A command's identity: without it there is no record.
+    Identity,
+    /// The front parts of bios that are split.
+    Split,
+    /// An attempt that is over and will be tried again.
+    Requeue,
+    /// A request whose bios go to another path.
+    Failover,
+    /// A queue that is connected, again or for the first time.
+    Connect,
+    /// A controller's changes of state.
+    State,
+    /// A command that took too long.
+    Timeout,
+    /// A queue that is disconnected.
+    Disconnect,
+    /// A controller that can not go on.
+    Fatal,
+    /// A host that was not heard of for too long.
+    KeepAlive,
+    /// A controller's namespaces that changed.
+    Namespaces,
+    /// The drive's own time.
+    Drive,
+}
+
+/// All ways to see one thing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ladder {
+    pub(crate) point: Point,
+    /// The transport whose commands it is for; `None` for all.
+    pub(crate) transport: Option<Transport>,
+    /// Whether nothing can be recorded when no rung fits.
+    pub(crate) essential: bool,
+    /// What it is, for a person.
+    pub(crate) what: &'static str,
+    /// What is lost when no rung fits.
+    pub(crate) without: &'static str,
+    pub(crate) rungs: &'static [Rung],
+}
+
+/// All ladders of a side.
+pub(crate) const fn of(side: Side) -> &'static [Ladder] {
+    match side {
+        Side::Host => host::HOST,
+        Side::Target => &[],
+    }
+}
+
+const fn tp(name: &'static str, tracepoint: &'static str) -> Program {
+    Program { name, attach: Attach::Tracepoint(tracepoint) }
+}
+
+const fn fentry(name: &'static str, function: &'static str) -> Program {
+    Program { name, attach: Attach::Fentry(function) }
+}
+
+const fn kprobe(name: &'static str, function: &'static str) -> Program {
+    Program { name, attach: Attach::Kprobe(function) }
+}
+
+const fn raw_tp(name: &'static str, tracepoint: &'static str) -> Program {
+    Program { name, attach: Attach::RawTracepoint(tracepoint) }
+}
+
+const fn fexit(name: &'static str, function: &'static str) -> Program {
+    Program { name, attach: Attach::Fexit(function) }
+}
+
+const fn rung(hook: &'static str, programs: &'static [Program]) -> Rung {
+    Rung { hook, programs, measured: true, lack: None }
+}
+
+const fn stand_in(hook: &'static str, programs: &'static [Program], lack: &'static str) -> Rung {
+    Rung { hook, programs, measured: false, lack: Some(lack) }
+}
+
+/// Every program on a side's ladders, as often as it stands there.
+pub(crate) fn programs(side: Side) -> impl Iterator<Item = &'static Program> {
+    of(side).iter().flat_map(|ladder| ladder.rungs).flat_map(|rung| rung.programs)
+}
+
+/// Every tracepoint and function that a side's ladders name.
+pub(crate) fn names(side: Side) -> BTreeSet<&'static str> {
+    programs(side).map(|program| program.attach.name()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIDES: [(Side, &str); 1] = [(Side::Host, include_str!("../../bpf/host.bpf.c"))];
+
+    #[test]
+    fn each_boundary_has_at_most_one_ladder_a_transport_and_at_least_one_in_all() {
+        for side in [Side::Host] {
+            for boundary in Boundary::of(side) {
+                let of: Vec<Option<Transport>> = super::of(side)
+                    .iter()
+                    .filter(|ladder| ladder.point == Point::Boundary(boundary))
+                    .map(|ladder| ladder.transport)
+                    .collect();
+                let unique: BTreeSet<_> = of.iter().map(|t| t.map(Transport::name)).collect();
+                assert_eq!(unique.len(), of.len(), "{boundary}: {of:?}");
+                assert!(!of.is_empty() && (of.len() == 1 || !of.contains(&None)), "{boundary}: {of:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_program_of_the_source_stands_on_a_ladder_and_is_attached_as_it_says() {
+        for (side, source) in SIDES {
+            let mut written: BTreeSet<(String, String)> = BTreeSet::new();
+            let mut section = None;
+            for line in source.lines() {
+                if let Some(name) = line.strip_prefix("SEC(\"").and_then(|rest| rest.strip_suffix("\")")) {
+                    section = Some(name.to_owned());
+                } else if let Some(section) = section.take() {
+                    let name =
+                        line.split_once('(').and_then(|(_, rest)| rest.split_once([',', ')'])).unwrap().0;
+                    written.insert((name.to_owned(), section));
+                }
+            }
+            let told: BTreeSet<(String, String)> = programs(side)
+                .map(|program| {
+                    let kind = match program.attach {
+                        Attach::Tracepoint(_) => "tp_btf",
+                        Attach::RawTracepoint(_) => "raw_tp",
+                        Attach::Fentry(_) => "fentry",
+                        Attach::Fexit(_) => "fexit",
+                        Attach::Kprobe(_) => "kprobe",
+                    };
+                    (program.name.to_owned(), format!("{kind}/{}", program.attach.name()))
+                })
+                .collect();
+            assert_eq!(written, told, "{side}");
+        }
+    }
+}
