@@ -35,23 +35,18 @@ pub enum Subcommand {
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Record {
-    /// The host: the kernel's nvme-tcp, or a process that uses SPDK's NVMe/TCP initiator.
-    Host(RecordHost),
-    /// The target: a running SPDK nvmf_tgt (or an application with its NVMe/TCP target).
-    Target(RecordTarget),
+    /// The host: the kernel's nvme-tcp and nvme-rdma, or a process that uses SPDK's NVMe/TCP initiator.
+    Host(RecordSide),
+    /// The target: the kernel's nvmet over TCP and RDMA, or a running SPDK nvmf_tgt (or an application with
+    /// its NVMe/TCP target).
+    Target(RecordSide),
 }
 
 #[derive(Debug, Args)]
-pub struct RecordHost {
-    /// Record the kernel's NVMe/TCP driver.
+pub struct RecordSide {
+    /// Record the kernel's driver.
     #[arg(long, conflicts_with = "spdk")]
     pub kernel: bool,
-    #[command(flatten)]
-    pub common: RecordCommon,
-}
-
-#[derive(Debug, Args)]
-pub struct RecordTarget {
     #[command(flatten)]
     pub common: RecordCommon,
 }

@@ -11,6 +11,7 @@ mod recorder;
 mod report;
 mod schema;
 mod signals;
+mod software;
 mod workload;
 
 use clap::Parser;

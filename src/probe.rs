@@ -2,7 +2,7 @@
 
 use crate::cli::{Format, Probe, ProbeCommon};
 use crate::exit::{print, say};
-use crate::record::parse_choice;
+use crate::software::parse_choice;
 use anyhow::{Result, bail};
 use run_format::{Hook, Side};
 use serde_json::json;
@@ -39,12 +39,12 @@ pub fn run(what: &Probe) -> Result<ExitCode> {
 }
 
 fn of_kernel() -> Result<(String, Vec<Hook>, Vec<String>)> {
-    let survey = kernel_probes::survey(Side::Host)?;
+    let survey = kernel_probes::survey(run_format::Side::Host)?;
     Ok((format!("kernel {}", survey.kernel), survey.hooks(), survey.obstacles))
 }
 
 fn of_spdk(side: Side, common: &ProbeCommon) -> Result<(String, Vec<Hook>, Vec<String>)> {
-    let choice = common.spdk.as_deref().map_or(Choice::Only, parse_choice);
+    let choice = common.spdk.as_deref().map_or(Ok(Choice::Only), parse_choice)?;
     let options = Options {
         layout: common.layout.clone(),
         debug_file: common.debug_file.clone(),

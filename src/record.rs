@@ -1,14 +1,13 @@
 //! `fabscope record host|target`: chooses the source, attaches it, and records.
 
-use crate::cli::{Record, RecordCommon, RecordHost, RecordTarget};
+use crate::cli::{Record, RecordCommon, RecordSide};
 use crate::recorder::{self, Plan};
 use crate::signals::Signals;
+use crate::software::{self, Software};
 use crate::workload;
 use anyhow::{Result, bail};
 use run_format::{RunWriter, Side};
-use spdk_probes::Choice;
-use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Runs `record`.
@@ -19,94 +18,44 @@ use std::process::ExitCode;
 pub fn run(what: &Record) -> Result<ExitCode> {
     // Signals are caught before anything is attached, so that Ctrl-C always ends in order.
     let signals = Signals::catch()?;
-    let (side, common) = match what {
-        Record::Host(options) => (Side::Host, &options.common),
-        Record::Target(options) => (Side::Target, &options.common),
+    let (side, RecordSide { kernel, common }) = match what {
+        Record::Host(options) => (Side::Host, options),
+        Record::Target(options) => (Side::Target, options),
     };
     // What the recording would fail at later is refused before the system under test is touched, and before
     // --force removes anything.
     RunWriter::may_create(output(common, side), common.force)?;
     workload::check(&common.command)?;
-    match what {
-        Record::Host(options) => host(options, &signals),
-        Record::Target(options) => target(options, &signals),
-    }
+    source(side, common, *kernel, &signals)
 }
 
-fn host(options: &RecordHost, signals: &Signals) -> Result<ExitCode> {
-    let common = &options.common;
-    let process = match (&common.spdk, options.kernel) {
-        (_, true) => None,
-        (Some(choice), _) => Some(spdk_probes::find(Side::Host, &parse_choice(choice))?),
-        (None, false) => found_by_itself()?,
-    };
-    let plan = plan(common, Side::Host);
-    match process {
-        Some(process) => {
+/// Attaches what is there and records it. Four sources, one way.
+fn source(side: Side, common: &RecordCommon, kernel: bool, signals: &Signals) -> Result<ExitCode> {
+    let plan = plan(common, side);
+    match (software::find(side, kernel, common.spdk.as_deref())?, side) {
+        (Software::Spdk(process), Side::Host) => {
             let source = spdk_probes::Host::attach(&process, &spdk_options(common))?;
             recorder::record(source, &plan, signals)
         }
-        None => {
-            if common.debug_file.is_some() {
-                bail!(
-                    "--debug-file is for an SPDK program, and the kernel's driver would be recorded: name the program with --spdk, or leave --debug-file out"
-                );
-            }
-            let options = kernel_probes::Options {
-                one_in: common.sample,
-                ring_bytes: ring_bytes(common),
-                ..kernel_probes::Options::default()
-            };
-            recorder::record(kernel_probes::Host::attach(&options)?, &plan, signals)
+        (Software::Spdk(process), Side::Target) => {
+            let source = spdk_probes::Target::attach(&process, &spdk_options(common))?;
+            recorder::record(source, &plan, signals)
         }
-    }
-}
-
-fn target(options: &RecordTarget, signals: &Signals) -> Result<ExitCode> {
-    let common = &options.common;
-    let choice = common.spdk.as_deref().map_or(Choice::Only, parse_choice);
-    let process = spdk_probes::find(Side::Target, &choice)?;
-    let source = spdk_probes::Target::attach(&process, &spdk_options(common))?;
-    recorder::record(source, &plan(common, Side::Target), signals)
-}
-
-/// The host when neither `--kernel` nor `--spdk` is given: an SPDK process that uses NVMe/TCP, else the
-/// kernel's driver (`None`); where both are there, both are named.
-fn found_by_itself() -> Result<Option<spdk_probes::Process>> {
-    let kernel = kernel_controllers();
-    match spdk_probes::find(Side::Host, &Choice::Only) {
-        Ok(process) if kernel.is_empty() => Ok(Some(process)),
-        Ok(process) => bail!(
-            "two hosts are here: SPDK in process {} ({}) and the kernel's {}: choose with --spdk or --kernel",
-            process.pid,
-            process.path.display(),
-            kernel.join(", ")
+        (Software::Kernel, _) if common.debug_file.is_some() => bail!(
+            "--debug-file is for an SPDK program, and the kernel's driver would be recorded: name the program with --spdk, or leave --debug-file out"
         ),
-        Err(spdk_probes::Error::NoProcess { .. }) => Ok(None),
-        // Whether SPDK runs can not be known, and the kernel's driver does.
-        Err(spdk_probes::Error::Privilege { .. }) if !kernel.is_empty() => Ok(None),
-        Err(error) => Err(error.into()),
+        (Software::Kernel, Side::Host) => {
+            recorder::record(kernel_probes::Host::attach(&kernel_options(common))?, &plan, signals)
+        }
+        (Software::Kernel, Side::Target) => bail!("the kernel's target can not be recorded yet"),
     }
 }
 
-/// The kernel's NVMe/TCP controllers, by name.
-fn kernel_controllers() -> Vec<String> {
-    let Ok(entries) = std::fs::read_dir("/sys/class/nvme") else { return Vec::new() };
-    entries
-        .flatten()
-        .filter(|e| std::fs::read_to_string(e.path().join("transport")).is_ok_and(|t| t.trim() == "tcp"))
-        .map(|e| e.file_name().to_string_lossy().into_owned())
-        .collect()
-}
-
-/// What `--spdk` says: nothing, a PID or a path.
-pub fn parse_choice(text: &OsStr) -> Choice {
-    if text.is_empty() {
-        Choice::Only
-    } else if let Some(pid) = text.to_str().and_then(|text| text.parse().ok()) {
-        Choice::Pid(pid)
-    } else {
-        Choice::Path(PathBuf::from(text))
+fn kernel_options(common: &RecordCommon) -> kernel_probes::Options {
+    kernel_probes::Options {
+        one_in: common.sample,
+        ring_bytes: ring_bytes(common),
+        ..kernel_probes::Options::default()
     }
 }
 

@@ -399,7 +399,6 @@ fn wrong_usage_exits_with_2_and_says_what_is_right() -> Result<()> {
         (&["recrod"], "record"),
         (&["record"], "host"),
         (&["record", "host", "--kernel", "--spdk", "1"], "cannot be used with"),
-        (&["record", "target", "--kernel"], "--kernel"),
         (&["record", "target", "-d", "5"], "write 5s"),
         (&["record", "target", "--sample", "0"], "0"),
         (&["record", "target", "--label", "x"], "NAME=VALUE"),
