@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use gimli::{AttributeValue, EndianSlice, LittleEndian, UnitOffset};
+use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::elf::Elf;
@@ -121,7 +122,8 @@ impl FunctionFacts {
 }
 
 /// Where an argument is when the function is entered.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Argument {
     /// In a register.
     Register(Reg),

@@ -12,6 +12,7 @@ use run_format::{Boundary, Side};
 
 use crate::dwarf::Wanted;
 use crate::place::Reg;
+use crate::resolve::BinarySet;
 
 /// Where a uprobe goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -599,6 +600,71 @@ pub fn functions() -> impl Iterator<Item = &'static str> {
         }))
 }
 
+/// Whether a program holds anything of a side's transport.
+pub(crate) fn is_of(side: Side, set: &BinarySet) -> bool {
+    let of_side = |name: &&str| match side {
+        Side::Target => name.starts_with("nvmf_") || name.starts_with("spdk_nvmf_"),
+        Side::Host => name.starts_with("nvme_tcp_"),
+    };
+    functions().filter(of_side).any(|name| set.resolve_function(name).is_ok())
+}
+
+/// The registers whose values at a function's entry some probe on it reads.
+pub(crate) fn read_at_entry(function: &str) -> Vec<Reg> {
+    let uprobes = TARGET.iter().chain(HOST).flat_map(|l| l.rungs).flat_map(|rung| rung.parts);
+    let of_uprobes = uprobes
+        .flat_map(uprobes_of)
+        .filter(|uprobe| uprobe.function == function)
+        .flat_map(|uprobe| uprobe.live.iter().copied());
+    let ways = TARGET_EVENTS.iter().chain(HOST_EVENTS).flat_map(|event| event.ways);
+    let of_ways = ways
+        .filter_map(|way| match way {
+            Way::Function(name, arguments) if *name == function => Some(*arguments),
+            _ => None,
+        })
+        .flatten()
+        .filter_map(|argument| match argument {
+            Argument::Register(register) | Argument::Member(register, _) => Some(*register),
+            Argument::Usdt(_) => None,
+        });
+    let read: Vec<Reg> = of_uprobes.chain(of_ways).collect();
+    Reg::ARGUMENTS.into_iter().filter(|register| read.contains(register)).collect()
+}
+
+/// How often a command of each kind hits a uprobe's program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hits {
+    pub(crate) read: u32,
+    /// A write whose data is in its capsule.
+    pub(crate) write: u32,
+    /// A write whose data is asked for by one R2T.
+    pub(crate) r2t_write: u32,
+}
+
+/// How often a command hits this program, on the way that commands usually take: nothing waits, one R2T a write.
+pub(crate) fn hits(program: &str) -> Hits {
+    match program {
+        // The state machine is entered when the capsule is there, when a write's data is, when storage has
+        // completed, and when the request is freed.
+        "req_process" => Hits { read: 3, write: 4, r2t_write: 4 },
+        "send_r2t" => Hits { read: 0, write: 0, r2t_write: 1 },
+        // The target sends an R2T before the response; the host a capsule, then the data.
+        "flush_call" | "write_pdu" => Hits { read: 1, write: 1, r2t_write: 2 },
+        _ => Hits { read: 1, write: 1, r2t_write: 1 },
+    }
+}
+
+/// The structures of SPDK's trace ring, of every version: 24.01's one header, what followed it in 24.05, and the
+/// sections of 26.05.
+pub(crate) const TRACE_STRUCTURES: &[&str] = &[
+    "spdk_trace_flags",
+    "spdk_trace_file",
+    "spdk_trace_history",
+    "spdk_trace_entry",
+    "spdk_trace_tpoint",
+    "spdk_trace_owner",
+];
+
 /// The functions by which a file with SPDK is known: those whose names no other program is likely to use,
 /// since they say what part of SPDK they are of.
 pub(crate) fn telling_functions() -> impl Iterator<Item = &'static str> {
@@ -615,7 +681,12 @@ pub(crate) fn wanted() -> Wanted {
         names
     };
     Wanted {
-        structures: unique(members().filter_map(|path| path.split('.').next()).collect()),
+        structures: unique(
+            members()
+                .filter_map(|path| path.split('.').next())
+                .chain(TRACE_STRUCTURES.iter().copied())
+                .collect(),
+        ),
         enumerations: unique(enumerators().map(|(enumeration, _)| enumeration).collect()),
         functions: unique(functions().collect()),
     }

@@ -9,6 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::dwarf::Argument;
 use crate::functions;
 use crate::resolve::{Binary, Function, Member, hex};
 
@@ -31,6 +32,12 @@ pub struct Layout {
     inlined: BTreeMap<String, Vec<u64>>,
     members: BTreeMap<String, Member>,
     enumerators: BTreeMap<String, BTreeMap<String, i64>>,
+    /// Where the arguments of each copy of a function are at its entry, by its address.
+    #[serde(default)]
+    arguments: BTreeMap<String, BTreeMap<u64, Vec<Argument>>>,
+    /// The structures of SPDK's trace ring: size and members.
+    #[serde(default)]
+    trace: BTreeMap<String, (u64, Vec<(String, Member)>)>,
     /// The file that messages name.
     #[serde(skip)]
     path: std::path::PathBuf,
@@ -52,10 +59,20 @@ impl Layout {
             inlined: BTreeMap::new(),
             members: BTreeMap::new(),
             enumerators: BTreeMap::new(),
+            arguments: BTreeMap::new(),
+            trace: BTreeMap::new(),
             path: Path::new("(made now)").to_owned(),
         };
         for name in functions::functions() {
             if let Ok(function) = binary.resolve_function(name) {
+                let known: BTreeMap<u64, Vec<Argument>> = function
+                    .copies
+                    .iter()
+                    .filter_map(|copy| Some((copy.vaddr, binary.arguments(name, copy)?)))
+                    .collect();
+                if !known.is_empty() {
+                    layout.arguments.insert(name.to_owned(), known);
+                }
                 layout.functions.insert(name.to_owned(), function);
             }
             if let Ok(places) = binary.inlined_copies(name) {
@@ -74,6 +91,11 @@ impl Layout {
                     .entry(enumeration.to_owned())
                     .or_default()
                     .insert(enumerator.to_owned(), value);
+            }
+        }
+        for name in functions::TRACE_STRUCTURES {
+            if let Some(structure) = binary.structure(name) {
+                layout.trace.insert((*name).to_owned(), structure);
             }
         }
         if layout.functions.is_empty() && layout.members.is_empty() {
@@ -164,6 +186,14 @@ impl Layout {
 
     pub(crate) fn inlined(&self, name: &str) -> Option<&[u64]> {
         self.inlined.get(name).map(Vec::as_slice)
+    }
+
+    pub(crate) fn arguments(&self, name: &str, entry: u64) -> Option<&[Argument]> {
+        self.arguments.get(name)?.get(&entry).map(Vec::as_slice)
+    }
+
+    pub(crate) fn trace_structure(&self, name: &str) -> Option<&(u64, Vec<(String, Member)>)> {
+        self.trace.get(name)
     }
 
     pub(crate) fn member(&self, path: &str) -> Option<&Member> {

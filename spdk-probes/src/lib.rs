@@ -5,6 +5,7 @@
 //! says what each boundary would be taken with. [`resolve`] goes from a program's files to what a probe needs,
 //! [`functions`] names what is wanted of them.
 
+mod compare;
 mod dwarf;
 mod elf;
 mod error;
@@ -15,6 +16,7 @@ mod loader;
 #[doc(hidden)]
 pub mod measure;
 mod messages;
+mod offer;
 mod place;
 mod plan;
 mod process;
@@ -22,19 +24,26 @@ mod queues;
 pub mod resolve;
 mod ring;
 mod target;
+mod trace;
 mod usdt;
 
 use std::path::{Path, PathBuf};
 
 use run_format::Side;
 
+pub use compare::{BoundaryChange, Change, Comparison, Taken, Verdict, Weight, What};
 pub use error::Error;
 pub use host::Host;
 pub use layout::Layout;
+pub use offer::{
+    Build, CopyOffer, Cost, EventOffer, FileOffer, FunctionOffer, Instruction, Offer, PerCommand, PerKind, Price,
+    SideOffer, UprobeCost,
+};
 pub use place::{Class, Emulation, Reg};
 pub use plan::{Avoid, BoundarySurvey, Detail, RungSurvey, Survey};
 pub use process::{Choice, Process, candidates, find};
 pub use target::Target;
+pub use trace::{Structure, Trace};
 pub use usdt::{Semaphore, UsdtArg, UsdtPlace, UsdtSite};
 
 /// How to record.
@@ -77,21 +86,42 @@ pub fn survey(process: &Process, side: Side, options: &Options) -> Result<Survey
     survey_of(&set, side, options)
 }
 
+/// What a running process offers to a recording of this side, with what that stands on.
+///
+/// # Errors
+/// As for [`survey`].
+pub fn offer(process: &Process, side: Side, options: &Options) -> Result<Offer, Error> {
+    let set = loader::binaries(process, options.layout.as_deref(), options.debug_file.as_deref())?;
+    Offer::of(&set, side, options)
+}
+
 /// The same of a program that need not run.
 ///
 /// # Errors
 /// As for [`survey`].
+pub fn offer_of_program(program: &Path, side: Side, options: &Options) -> Result<Offer, Error> {
+    Offer::of(&open(program, options)?, side, options)
+}
+
+/// What each boundary of a program that need not run would be taken with.
+///
+/// # Errors
+/// As for [`survey`].
 pub fn survey_program(program: &Path, side: Side, options: &Options) -> Result<Survey, Error> {
+    survey_of(&open(program, options)?, side, options)
+}
+
+fn open(program: &Path, options: &Options) -> Result<resolve::BinarySet, Error> {
     let name = program.display().to_string();
     let mut set = resolve::BinarySet::open(&name, &[program.to_owned()], None)?;
     loader::dress(&mut set, options.layout.as_deref(), options.debug_file.as_deref())?;
-    survey_of(&set, side, options)
+    Ok(set)
 }
 
 fn survey_of(set: &resolve::BinarySet, side: Side, options: &Options) -> Result<Survey, Error> {
     let kernel = plan::Kernel::default();
     match side {
-        Side::Target => target::survey(set, options, &kernel, true),
-        Side::Host => host::survey(set, options, &kernel, true),
+        Side::Target => target::whole_survey(set, options, &kernel),
+        Side::Host => host::whole_survey(set, options, &kernel),
     }
 }

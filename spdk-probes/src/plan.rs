@@ -4,14 +4,13 @@
 
 use std::cell::OnceCell;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::path::Path;
 
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::{Func, MemberAttr, Struct, Typedef};
 use libbpf_rs::libbpf_sys;
-use run_format::{Boundary, Hook, Side};
+use run_format::{Boundary, Hook, Lack, Ladder, Side, Spot};
 
-use crate::functions::{self, Argument, At, Ladder, Part, Rung, Uprobe, Way, Without};
+use crate::functions::{self, Argument, At, Part, Rung, Uprobe, Way, Without};
 use crate::loader::kernel_version;
 use crate::place::{Class, Reg};
 use crate::resolve::{BinarySet, Function, Site};
@@ -82,6 +81,10 @@ fn try_trampoline(function: u32) -> Result<(), String> {
     };
     if fd < 0 {
         let error = std::io::Error::from_raw_os_error(-fd);
+        // Who only looks at a file may have no rights to try; a recording has them.
+        if error.kind() == std::io::ErrorKind::PermissionDenied && crate::process::check_rights().is_err() {
+            return Ok(());
+        }
         return Err(format!("the kernel refuses fentry programs ({error})"));
     }
     // SAFETY: the descriptor is new, and nobody else has it.
@@ -155,14 +158,18 @@ impl Kernel {
     }
 
     fn tracepoint(category: &str, name: &str) -> Result<(), String> {
-        let there = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"]
-            .iter()
-            .any(|root| Path::new(&format!("{root}/events/{category}/{name}/id")).exists());
-        if there {
-            Ok(())
-        } else {
-            Err(format!("no tracepoint {category}:{name} here (is tracefs mounted?)"))
+        let mut closed = false;
+        for root in ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"] {
+            match std::fs::metadata(format!("{root}/events/{category}/{name}/id")) {
+                Ok(_) => return Ok(()),
+                Err(error) => closed |= error.kind() == std::io::ErrorKind::PermissionDenied,
+            }
         }
+        Err(if closed {
+            format!("whether there is a tracepoint {category}:{name} only root may see")
+        } else {
+            format!("no tracepoint {category}:{name} here (is tracefs mounted?)")
+        })
     }
 }
 
@@ -173,14 +180,23 @@ pub struct RungSurvey {
     pub hook: String,
     /// Where its uprobes would go, or why it can not be had.
     pub outcome: Result<Vec<Site>, String>,
+    /// Whose lack it is that it can not be had.
+    pub lack: Option<Lack>,
     /// Whether this is the boundary's own moment.
     pub measured: bool,
     /// How far it is from the definition, where it is; and what it does not see.
     pub note: String,
     /// Whether it sees every command.
     pub whole: bool,
-    pub(crate) uprobes: Vec<(&'static str, Vec<Site>)>,
+    pub(crate) uprobes: Vec<PlacedUprobe>,
     pub(crate) kernel: Vec<KernelProbe>,
+}
+
+/// A uprobe, and where it goes: in each copy of its function, or at each call.
+#[derive(Clone, Debug)]
+pub(crate) struct PlacedUprobe {
+    pub(crate) wanted: Uprobe,
+    pub(crate) sites: Vec<Site>,
 }
 
 /// A program on the kernel's side.
@@ -213,8 +229,10 @@ pub struct BoundarySurvey {
     pub rungs: Vec<RungSurvey>,
     /// The first that holds and sees every command, else the first that holds.
     pub chosen: Option<usize>,
+    /// Whether nothing can be recorded where none does.
+    pub essential: bool,
     /// What is lost where none does.
-    pub lost: Option<String>,
+    pub without: &'static str,
 }
 
 impl BoundarySurvey {
@@ -223,35 +241,50 @@ impl BoundarySurvey {
         self.rungs.get(self.chosen?)
     }
 
-    /// Why not the better rungs, one sentence each.
-    fn why(&self) -> Option<String> {
-        let better = self.rungs.iter().take(self.chosen.unwrap_or(usize::MAX));
-        let mut reasons: Vec<String> = better
-            .map(|rung| format!("not {}: {}", rung.hook, rung.outcome.as_ref().err().unwrap_or(&rung.note)))
-            .collect();
-        match self.rung() {
-            Some(rung) if !rung.note.is_empty() => reasons.insert(0, rung.note.clone()),
-            Some(_) => {}
-            None => reasons.extend(self.lost.clone()),
+    /// Every rung, for whoever wants to see why it is this one.
+    #[must_use]
+    pub fn ladder(&self) -> Ladder {
+        Ladder {
+            boundary: self.boundary,
+            transport: None,
+            essential: self.essential,
+            chosen: self.chosen,
+            rungs: self.rungs.iter().map(RungSurvey::rung).collect(),
+            without: self.without.to_owned(),
         }
-        (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 
     /// As a run's manifest has it.
     #[must_use]
     pub fn hook(&self) -> Hook {
-        let rung = self.rung();
-        let site = rung.and_then(|rung| rung.outcome.as_ref().ok()?.first());
-        Hook {
-            transport: None,
-            boundary: self.boundary,
-            hook: rung.map(|rung| rung.hook.clone()),
-            rung: self.chosen.unwrap_or(self.rungs.len()) as u32,
-            measured: rung.is_some_and(|rung| rung.measured),
-            instruction: site.map(|site| site.instruction.clone()),
-            estimated_ns: site.map(|site| site.estimated_ns),
-            why: self.why(),
+        self.ladder().hook()
+    }
+}
+
+impl RungSurvey {
+    fn rung(&self) -> run_format::Rung {
+        run_format::Rung {
+            hook: self.hook.clone(),
+            usable: self.outcome.is_ok(),
+            measured: self.measured,
+            whole: self.whole,
+            why: self.outcome.as_ref().err().cloned(),
+            lack: self.lack,
+            note: (!self.note.is_empty()).then(|| self.note.clone()),
+            uprobes: self.outcome.iter().flatten().map(spot).collect(),
         }
+    }
+}
+
+/// A uprobe's place, as people and scripts read it.
+pub(crate) fn spot(site: &Site) -> Spot {
+    Spot {
+        symbol: site.symbol.clone(),
+        offset: site.offset_in_function,
+        instruction: site.instruction.clone(),
+        class: site.class.name().to_owned(),
+        estimated_ns: site.estimated_ns,
+        why: site.why.clone(),
     }
 }
 
@@ -264,6 +297,8 @@ pub struct Survey {
     pub boundaries: Vec<BoundarySurvey>,
     /// What else is watched: function, and where its probe goes or why not.
     pub events: Vec<(String, Result<Vec<Site>, String>)>,
+    /// What keeps anything from being recorded; empty where recording works.
+    pub obstacles: Vec<String>,
     event_uprobes: Vec<(&'static str, Vec<Placed>)>,
 }
 
@@ -284,12 +319,10 @@ impl Survey {
         options: &Options,
         kernel: &Kernel,
         thorough: bool,
-    ) -> Result<Survey, Error> {
+    ) -> Survey {
         let prober = Prober { set, options, kernel };
-        let boundaries = functions::ladders(side)
-            .iter()
-            .map(|ladder| prober.ladder(ladder, thorough))
-            .collect::<Result<Vec<_>, Error>>()?;
+        let boundaries =
+            functions::ladders(side).iter().map(|ladder| prober.ladder(ladder, thorough)).collect();
         let mut outcomes = Vec::new();
         let mut event_uprobes = Vec::new();
         for event in functions::events(side) {
@@ -309,7 +342,18 @@ impl Survey {
                 }
             }
         }
-        Ok(Survey { side, boundaries, events: outcomes, event_uprobes })
+        Survey { side, boundaries, events: outcomes, event_uprobes, obstacles: Vec::new() }
+    }
+
+    /// Fails where a boundary can not be taken without which nothing can be recorded. `name` is what the message
+    /// calls the program.
+    pub(crate) fn essential(&self, name: &str) -> Result<(), Error> {
+        let Some(lost) = self.boundaries.iter().find(|b| b.essential && b.chosen.is_none()) else {
+            return Ok(());
+        };
+        let reasons: Vec<&str> =
+            lost.rungs.iter().filter_map(|rung| rung.outcome.as_ref().err().map(String::as_str)).collect();
+        Err(Error::NoHook { name: name.to_owned(), boundary: lost.boundary, reasons: reasons.join("; ") })
     }
 
     /// As a run's manifest has it.
@@ -321,15 +365,22 @@ impl Survey {
     /// Every uprobe of the chosen rungs and of the events: each program once, with all its sites.
     pub(crate) fn uprobes(&self) -> Vec<(&'static str, Vec<Placed>)> {
         let mut all: Vec<(&'static str, Vec<Placed>)> = Vec::new();
-        for (program, sites) in
-            self.boundaries.iter().filter_map(BoundarySurvey::rung).flat_map(|rung| &rung.uprobes)
-        {
-            if !all.iter().any(|(known, _)| known == program) {
-                let placed = sites.iter().map(|site| Placed { site: site.clone(), cookie: 0 }).collect();
-                all.push((program, placed));
-            }
+        for uprobe in self.chosen_uprobes() {
+            let placed = uprobe.sites.iter().map(|site| Placed { site: site.clone(), cookie: 0 }).collect();
+            all.push((uprobe.wanted.program, placed));
         }
         all.extend(self.event_uprobes.iter().cloned());
+        all
+    }
+
+    /// Every uprobe of the chosen rungs, each program once.
+    pub(crate) fn chosen_uprobes(&self) -> Vec<&PlacedUprobe> {
+        let mut all: Vec<&PlacedUprobe> = Vec::new();
+        for uprobe in self.boundaries.iter().filter_map(BoundarySurvey::rung).flat_map(|rung| &rung.uprobes) {
+            if !all.iter().any(|known| known.wanted.program == uprobe.wanted.program) {
+                all.push(uprobe);
+            }
+        }
         all
     }
 
@@ -360,11 +411,15 @@ struct Prober<'a> {
 }
 
 impl Prober<'_> {
-    fn allowed(&self, avoid: Avoid) -> Result<(), String> {
-        if self.options.avoid.contains(&avoid) { Err("left out on request".to_owned()) } else { Ok(()) }
+    fn allowed(&self, avoid: Avoid) -> Result<(), (Lack, String)> {
+        if self.options.avoid.contains(&avoid) {
+            Err((Lack::Request, "left out on request".to_owned()))
+        } else {
+            Ok(())
+        }
     }
 
-    fn ladder(&self, ladder: &Ladder, thorough: bool) -> Result<BoundarySurvey, Error> {
+    fn ladder(&self, ladder: &functions::Ladder, thorough: bool) -> BoundarySurvey {
         let mut rungs: Vec<RungSurvey> = Vec::new();
         let mut whole = None;
         for rung in ladder.rungs {
@@ -378,34 +433,29 @@ impl Prober<'_> {
             }
         }
         let chosen = whole.or_else(|| rungs.iter().position(|rung| rung.outcome.is_ok()));
-        let lost = match (chosen, ladder.without) {
-            (Some(_), _) => None,
-            (None, Without::Lost(what)) => Some(what.to_owned()),
-            (None, Without::Nothing) => {
-                let reasons: Vec<&str> =
-                    rungs.iter().filter_map(|rung| rung.outcome.as_ref().err().map(String::as_str)).collect();
-                return Err(Error::NoHook {
-                    name: self.set.name().to_owned(),
-                    boundary: ladder.boundary,
-                    reasons: reasons.join("; "),
-                });
-            }
+        let (essential, without) = match ladder.without {
+            Without::Nothing => (true, "nothing can be recorded"),
+            Without::Lost(what) => (false, what),
         };
-        Ok(BoundarySurvey { boundary: ladder.boundary, rungs, chosen, lost })
+        BoundarySurvey { boundary: ladder.boundary, rungs, chosen, essential, without }
     }
 
     fn rung(&self, rung: &Rung) -> RungSurvey {
         let mut names = Vec::new();
-        let mut uprobes: Vec<(&'static str, Vec<Site>)> = Vec::new();
+        let mut uprobes: Vec<PlacedUprobe> = Vec::new();
         let mut kernel = Vec::new();
         let mut notes: Vec<String> = Vec::new();
         if !rung.note.is_empty() {
             notes.push(rung.note.to_owned());
         }
         let mut whole = true;
-        let mut failed: Option<String> = None;
-        let mut fail = |reason: String| {
-            failed.get_or_insert(reason);
+        // The first reason counts; but the program's lack is told before the kernel's, which another machine may
+        // not have.
+        let mut failed: Option<(Lack, String)> = None;
+        let mut fail = |lack: Lack, reason: String| {
+            if failed.as_ref().is_none_or(|(known, _)| *known < lack) {
+                failed = Some((lack, reason));
+            }
         };
         for part in rung.parts {
             match part {
@@ -416,11 +466,11 @@ impl Prober<'_> {
                             notes.push(gap);
                         }
                         names.push(name_of(uprobe, &sites));
-                        uprobes.push((uprobe.program, sites));
+                        uprobes.push(PlacedUprobe { wanted: *uprobe, sites });
                     }
                     Err(reason) => {
                         names.push(format!("uprobe {}", uprobe.function));
-                        fail(reason.to_string());
+                        fail(Lack::Program, reason.to_string());
                     }
                 },
                 Part::First(alternatives) => {
@@ -446,13 +496,15 @@ impl Prober<'_> {
                             whole &= gap.is_none();
                             notes.extend(gap);
                             names.push(name_of(uprobe, &sites));
-                            uprobes.push((uprobe.program, sites));
+                            uprobes.push(PlacedUprobe { wanted: *uprobe, sites });
                         }
                         None => {
                             if let Some(uprobe) = alternatives.first() {
                                 names.push(format!("uprobe {}", uprobe.function));
                             }
-                            fail(reasons.into_iter().next().unwrap_or_default());
+                            let (lack, reason) =
+                                reasons.into_iter().next().unwrap_or((Lack::Program, String::new()));
+                            fail(lack, reason);
                         }
                     }
                 }
@@ -460,48 +512,53 @@ impl Prober<'_> {
                     names.push(format!("{kind} {function}"));
                     match self
                         .allowed(Avoid::Trampolines)
-                        .and_then(|()| self.kernel.function(kind, function))
+                        .and_then(|()| self.kernel.function(kind, function).map_err(of_kernel))
                         .and_then(|()| self.descriptor())
                     {
                         Ok(()) => kernel.push(KernelProbe::Trace(program)),
-                        Err(reason) => fail(reason),
+                        Err((lack, reason)) => fail(lack, reason),
                     }
                 }
                 Part::Raw { program, name } => {
                     names.push(format!("raw tracepoint {name}"));
                     match self
                         .allowed(Avoid::RawTracepoints)
-                        .and_then(|()| self.kernel.raw_tracepoint(name))
+                        .and_then(|()| self.kernel.raw_tracepoint(name).map_err(of_kernel))
                         .and_then(|()| self.descriptor())
                     {
                         Ok(()) => kernel.push(KernelProbe::Raw(program, name)),
-                        Err(reason) => fail(reason),
+                        Err((lack, reason)) => fail(lack, reason),
                     }
                 }
                 Part::Tracepoint { program, category, name } => {
                     names.push(format!("tracepoint {category}:{name}"));
-                    match Kernel::tracepoint(category, name).and_then(|()| self.descriptor()) {
+                    match Kernel::tracepoint(category, name)
+                        .map_err(of_kernel)
+                        .and_then(|()| self.descriptor())
+                    {
                         Ok(()) => kernel.push(KernelProbe::Tracepoint(program, category, name)),
-                        Err(reason) => fail(reason),
+                        Err((lack, reason)) => fail(lack, reason),
                     }
                 }
                 Part::BdevUser => {
                     let driver = self.set.offset(functions::BDEV_IO_DRIVER);
                     if self.set.resolve_function("bdev_nvme_submit_request").is_err() || driver.is_err() {
-                        fail("the program does not use NVMe bdevs".to_owned());
+                        fail(Lack::Program, "the program does not use NVMe bdevs".to_owned());
                     }
                 }
                 Part::FullDetail => {
                     if self.options.detail != Detail::Full {
-                        fail("only with --detail full".to_owned());
+                        fail(Lack::Request, "only with --detail full".to_owned());
                     }
                 }
             }
         }
-        let sites = uprobes.iter().flat_map(|(_, sites)| sites.clone()).collect();
+        let sites = uprobes.iter().flat_map(|uprobe| uprobe.sites.clone()).collect();
+        let lack = failed.as_ref().map(|(lack, _)| *lack);
         RungSurvey {
             hook: names.join(", "),
-            outcome: failed.map_or(Ok(sites), Err),
+            outcome: failed.map_or(Ok(sites), |(_, reason)| Err(reason)),
+            lack,
             measured: rung.measured,
             note: notes.join("; "),
             whole,
@@ -532,17 +589,20 @@ impl Prober<'_> {
     }
 
     /// A uprobe of several that would do. Those on system calls know a connection by its descriptor.
-    fn first_of(&self, uprobe: &Uprobe) -> Result<Vec<Site>, String> {
+    fn first_of(&self, uprobe: &Uprobe) -> Result<Vec<Site>, (Lack, String)> {
         if uprobe.program == "flush_call" {
             self.allowed(Avoid::SystemCallUprobes)?;
             self.descriptor()?;
         }
-        self.uprobe(uprobe).map_err(|error| error.to_string())
+        self.uprobe(uprobe).map_err(|error| (Lack::Program, error.to_string()))
     }
 
     /// Whether a connection's file descriptor can be read, by which its flushes are known.
-    fn descriptor(&self) -> Result<(), String> {
-        self.set.offset(functions::SOCKET_DESCRIPTOR).map(|_| ()).map_err(|error| error.to_string())
+    fn descriptor(&self) -> Result<(), (Lack, String)> {
+        self.set
+            .offset(functions::SOCKET_DESCRIPTOR)
+            .map(|_| ())
+            .map_err(|error| (Lack::Program, error.to_string()))
     }
 
     fn way(&self, way: &Way) -> Result<Vec<Placed>, String> {
@@ -617,6 +677,11 @@ impl Prober<'_> {
     }
 }
 
+/// What the kernel has not.
+fn of_kernel(reason: String) -> (Lack, String) {
+    (Lack::Kernel, reason)
+}
+
 /// A site, and where the arguments of its USDT probe are; none at a function.
 type UsdtPlaced = (Site, Vec<Option<UsdtArg>>);
 
@@ -681,7 +746,7 @@ fn usdt_site(usdt: UsdtSite) -> UsdtPlaced {
 }
 
 /// Only the copies from this source file, where the symbol table tells; all where it tells of none.
-fn from_source(mut function: Function, source: Option<&str>) -> Function {
+pub(crate) fn from_source(mut function: Function, source: Option<&str>) -> Function {
     if let Some(wanted) = source
         && function.copies.iter().any(|copy| copy.source.as_deref() == Some(wanted))
     {

@@ -98,6 +98,20 @@ pub struct Version {
     pub number: Option<(u32, u32)>,
 }
 
+/// What tells of a file's functions and structures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Knowledge {
+    /// Nothing but its USDT probes and constants.
+    Nothing,
+    /// Its symbol table.
+    Symbols,
+    /// A layout file.
+    Layout,
+    /// Debug information.
+    Dwarf,
+}
+
 /// Which program a file belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -366,17 +380,7 @@ impl Binary {
 
     /// Says no where the debug information knows that an argument is not where it should be.
     fn check_arguments(&self, name: &str, copy: &FunctionCopy, live: &[Reg]) -> Result<(), Error> {
-        let arguments =
-            self.with_found(Wanted { functions: vec![name.to_owned()], ..Wanted::default() }, |found| {
-                found
-                    .functions
-                    .get(name)?
-                    .copies
-                    .iter()
-                    .find(|(entry, _)| *entry == copy.vaddr)
-                    .map(|(_, arguments)| arguments.clone())
-            });
-        let Ok(Some(arguments)) = arguments else {
+        let Some(arguments) = self.arguments(name, copy) else {
             // Nothing is known: without debug information, the calling convention is what there is.
             return Ok(());
         };
@@ -399,6 +403,61 @@ impl Binary {
             });
         }
         Ok(())
+    }
+
+    /// Where the arguments of a copy are at its entry; none where nothing tells.
+    pub(crate) fn arguments(&self, name: &str, copy: &FunctionCopy) -> Option<Vec<Argument>> {
+        let of_layout = self.layout.as_ref().and_then(|layout| layout.arguments(name, copy.vaddr));
+        if let Some(arguments) = of_layout {
+            return Some(arguments.to_vec());
+        }
+        let wanted = Wanted { functions: vec![name.to_owned()], ..Wanted::default() };
+        let found = self.with_found(wanted, |found| {
+            let copies = &found.functions.get(name)?.copies;
+            copies.iter().find(|(entry, _)| *entry == copy.vaddr).map(|(_, arguments)| arguments.clone())
+        });
+        found.ok().flatten()
+    }
+
+    /// The first instructions of a copy, and what a probe on each costs.
+    pub(crate) fn opening(&self, copy: &FunctionCopy, most: usize) -> Vec<(String, Class)> {
+        let code = self.elf.code(copy.vaddr, copy.size);
+        code.map_or_else(Vec::new, |code| place::opening(code, most, Emulation::of_this_kernel()))
+    }
+
+    /// All named members of a structure, those of anonymous structures in it too, with its size; none where
+    /// there is no such structure, or several.
+    pub(crate) fn structure(&self, name: &str) -> Option<(u64, Vec<(String, Member)>)> {
+        let Ok([structure]) = <[_; 1]>::try_from(self.structures(name).ok()?) else {
+            return None;
+        };
+        let mut names = Vec::new();
+        collect_names(&structure, 0, &mut names);
+        let members = names.into_iter().filter_map(|member| {
+            let found = self.walk(&structure, name, member, member).ok()?;
+            Some((member.to_owned(), found))
+        });
+        Some((structure.size, members.collect()))
+    }
+
+    /// What tells of the file's structures.
+    pub(crate) fn knowledge(&self) -> Knowledge {
+        match (self.dwarf_file(), &self.layout) {
+            (Some(_), _) => Knowledge::Dwarf,
+            (None, Some(_)) => Knowledge::Layout,
+            (None, None) if self.has_symbols() => Knowledge::Symbols,
+            (None, None) => Knowledge::Nothing,
+        }
+    }
+
+    /// The layout file in use, if any.
+    pub(crate) fn layout_file(&self) -> Option<&Layout> {
+        self.layout.as_ref()
+    }
+
+    /// The file's constants.
+    pub(crate) fn constants(&self) -> impl Iterator<Item = &[u8]> {
+        self.elf.data_parts()
     }
 
     /// The instructions in a function that call `callee`: directly, through the procedure linkage table

@@ -33,7 +33,7 @@ impl Target {
         loader::check(process)?;
         let set = loader::binaries(process, options.layout.as_deref(), options.debug_file.as_deref())?;
         let kernel = Kernel::default();
-        let survey = survey(&set, options, &kernel, false)?;
+        let survey = survey(&set, options, &kernel)?;
         let layout = layout(&set, &survey)?;
         let common = loader::common(process, options, &survey, &kernel);
         let how = Attach::here(options);
@@ -72,23 +72,37 @@ impl Target {
     }
 }
 
-/// What the target's ladders come to on these binaries.
-pub(crate) fn survey(
-    set: &BinarySet,
-    options: &Options,
-    kernel: &Kernel,
-    thorough: bool,
-) -> Result<Survey, Error> {
+/// What the target's ladders come to on these binaries, as far as a recording needs it.
+fn survey(set: &BinarySet, options: &Options, kernel: &Kernel) -> Result<Survey, Error> {
     // The one function that no target lacks says best what is wrong with a program that is none.
-    set.resolve_function("nvmf_tcp_req_process").map_err(|error| match error {
+    set.resolve_function("nvmf_tcp_req_process").map_err(|error| wrong_program(set, error))?;
+    let survey = Survey::of(set, Side::Target, options, kernel, false);
+    survey.essential(set.name())?;
+    Ok(survey)
+}
+
+/// The same with every rung tried, and with what would keep a recording from starting.
+pub(crate) fn whole_survey(set: &BinarySet, options: &Options, kernel: &Kernel) -> Result<Survey, Error> {
+    if !functions::is_of(Side::Target, set)
+        && let Err(error) = set.resolve_function("nvmf_tcp_req_process")
+    {
+        return Err(wrong_program(set, error));
+    }
+    let mut survey = Survey::of(set, Side::Target, options, kernel, true);
+    let works = survey.essential(set.name()).and_then(|()| layout(set, &survey).map(|_| ()));
+    survey.obstacles.extend(works.err().map(|error| error.to_string()));
+    Ok(survey)
+}
+
+fn wrong_program(set: &BinarySet, error: Error) -> Error {
+    match error {
         Error::NoFunction { .. } | Error::NotSpdk { .. } => Error::WrongProgram {
             name: set.name().to_owned(),
             expected: "an SPDK NVMe/TCP target, such as nvmf_tgt or spdk_tgt",
             source: Box::new(error),
         },
         other => other,
-    })?;
-    Survey::of(set, Side::Target, options, kernel, thorough)
+    }
 }
 
 functions::target_layout!(fill_layout);
