@@ -36,8 +36,8 @@ pub use error::Error;
 pub use host::Host;
 pub use layout::Layout;
 pub use offer::{
-    Build, CopyOffer, Cost, EventOffer, FileOffer, FunctionOffer, Instruction, Offer, PerCommand, PerKind, Price,
-    SideOffer, UprobeCost,
+    Build, CopyOffer, Cost, EventOffer, FileOffer, FunctionOffer, Instruction, Offer, PerCommand, PerKind,
+    Price, SideOffer, UprobeCost,
 };
 pub use place::{Class, Emulation, Reg};
 pub use plan::{Avoid, BoundarySurvey, Detail, RungSurvey, Survey};

@@ -457,47 +457,6 @@ fn is_near_branch(instruction: &Instruction) -> bool {
     matches!(instruction.op0_kind(), OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64)
 }
 
-/// The live register that the instruction changes, if any.
-fn overwritten(info: &mut InstructionInfoFactory, instruction: &Instruction, live: &[Reg]) -> Option<Reg> {
-    info.info(instruction)
-        .used_registers()
-        .iter()
-        .filter(|used| {
-            matches!(
-                used.access(),
-                OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite
-            )
-        })
-        .filter_map(|used| Reg::from_iced(used.register()))
-        .find(|register| live.contains(register))
-}
-
-/// Targets of all direct branches in the code, calls left out: a call comes back by itself.
-fn branch_targets(code: Code<'_>) -> Vec<u64> {
-    let mut targets = Vec::new();
-    let mut decoder = code.decoder();
-    let mut instruction = Instruction::default();
-    while decoder.can_decode() {
-        decoder.decode_out(&mut instruction);
-        if !instruction.is_invalid()
-            && matches!(
-                instruction.flow_control(),
-                FlowControl::UnconditionalBranch
-                    | FlowControl::ConditionalBranch
-                    | FlowControl::XbeginXabortXend
-            )
-            && is_near_branch(&instruction)
-        {
-            targets.push(instruction.near_branch_target());
-        }
-    }
-    targets
-}
-
-fn is_near_branch(instruction: &Instruction) -> bool {
-    matches!(instruction.op0_kind(), OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64)
-}
-
 /// A call, or a jump that ends the function by calling another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CallSite {
