@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * The Linux NVMe/TCP host: one record a command, from the block layer's queue to its end.
+ * The Linux NVMe/TCP and NVMe/RDMA host: one record a command, from the block layer's queue to its end.
  *
- * A command's entry is made at nvme_setup_cmd, the only moment when its identity can be read: the driver
+ * A command's entry is made at nvme_setup_cmd, the only moment when its identity can be read: NVMe/TCP
  * reuses the command's memory for H2CData headers later, and the generation count moves on before the
  * completion hooks run. Every later hook finds the entry by the request's address and only adds a time.
+ *
+ * What belongs to one transport alone stands behind record_tcp or record_rdma: the verifier knows their
+ * values and leaves out what is behind a false one, so that types of a module that is not there do no harm.
  *
  * Each boundary has several programs; the loader turns on the one that this kernel can attach. A program
  * that is attached with fentry and its twin for kprobe share one body, so the bodies read the kernel's
@@ -14,19 +17,26 @@
 
 /* Set before loading. */
 
-/* Address of nvme_tcp_mq_ops, 0 when the kernel does not tell: then it is learned from the first command. */
+/* The transports whose commands are taken: those whose driver is there. */
+const volatile bool record_tcp = true;
+const volatile bool record_rdma = true;
+/* Addresses of nvme_tcp_mq_ops and nvme_rdma_mq_ops, 0 when the kernel does not tell: then they are learned
+ * from the first command. */
 const volatile __u64 tcp_mq_ops = 0;
+const volatile __u64 rdma_mq_ops = 0;
 /* No hook tells of reconnects: find them by the connection's local port, at each command. */
 const volatile bool watch_port = false;
 
-/* What tcp_mq_ops would have been told. */
-__u64 learned_mq_ops = 0;
+/* What tcp_mq_ops and rdma_mq_ops would have been told. */
+__u64 learned_tcp_mq_ops = 0;
+__u64 learned_rdma_mq_ops = 0;
 
 /* A command between its set-up and its end. */
 struct in_flight {
 	struct fab_command record;
-	__u64 driver_queue; /* struct nvme_tcp_queue * */
+	__u64 driver_queue; /* struct nvme_tcp_queue * or struct nvme_rdma_queue * */
 	__u64 r2t_since; /* when the R2T that is not answered yet was seen, 0 for none */
+	__u8 transport; /* enum kernel_transport */
 	bool plain; /* nothing encrypts below: stream positions are those of the wire */
 };
 
@@ -100,13 +110,57 @@ static __always_inline void *behind(struct request *rq)
 	return (void *)rq + bpf_core_type_size(struct request);
 }
 
-static __always_inline struct request *before(struct nvme_tcp_request *req)
+static __always_inline struct request *before(void *req)
 {
-	return (void *)req - bpf_core_type_size(struct request);
+	return req - bpf_core_type_size(struct request);
+}
+
+/* No transport that is recorded. */
+#define NO_TRANSPORT (-1)
+
+static __always_inline __u64 tcp_operations(void)
+{
+	return tcp_mq_ops ? tcp_mq_ops : learned_tcp_mq_ops;
+}
+
+static __always_inline __u64 rdma_operations(void)
+{
+	return rdma_mq_ops ? rdma_mq_ops : learned_rdma_mq_ops;
+}
+
+/* The transport whose I/O queues have these operations. */
+static __always_inline int transport_of(__u64 ops)
+{
+	if (record_tcp && ops == tcp_operations())
+		return KERNEL_TCP;
+	if (record_rdma && ops == rdma_operations())
+		return KERNEL_RDMA;
+	return NO_TRANSPORT;
+}
+
+/* Whether operations that transport_of does not know can be none of a recorded transport's. */
+static __always_inline bool all_known(void)
+{
+	return (!record_tcp || tcp_operations()) && (!record_rdma || rdma_operations());
+}
+
+/* The transport of a controller, by the name that its driver gives. */
+static __always_inline int transport_named(struct nvme_ctrl *ctrl)
+{
+	char name[8] = {};
+
+	bpf_probe_read_kernel_str(name, sizeof(name), BPF_CORE_READ(ctrl, ops, name));
+	if (record_tcp && name[0] == 't' && name[1] == 'c' && name[2] == 'p' && name[3] == 0)
+		return KERNEL_TCP;
+	if (record_rdma && name[0] == 'r' && name[1] == 'd' && name[2] == 'm' && name[3] == 'a' && name[4] == 0)
+		return KERNEL_RDMA;
+	return NO_TRANSPORT;
 }
 
 static __always_inline void tell(__u32 kind, struct nvme_ctrl *ctrl, __u32 qid)
 {
+	if (transport_named(ctrl) == NO_TRANSPORT)
+		return;
 	send_event(kind, BPF_CORE_READ(ctrl, instance), qid, 0);
 }
 
@@ -119,16 +173,16 @@ SEC("tp_btf/block_bio_queue")
 int BPF_PROG(bio_queue_tp, struct bio *bio)
 {
 	struct gendisk *disk;
-	__u64 key, now, ops, known;
+	__u64 key, now, ops;
 
 	if (!recording)
 		return 0;
 	disk = bio->bi_bdev->bd_disk;
 	ops = (__u64)disk->queue->mq_ops;
-	known = tcp_mq_ops ? tcp_mq_ops : learned_mq_ops;
-	if (ops && known && ops != known)
-		return 0;
-	if (!ops || !known) {
+	if (ops && all_known()) {
+		if (transport_of(ops) == NO_TRANSPORT)
+			return 0;
+	} else {
 		if (disk->disk_name[0] != 'n' || disk->disk_name[1] != 'v' || disk->disk_name[2] != 'm' ||
 		    disk->disk_name[3] != 'e')
 			return 0;
@@ -185,33 +239,61 @@ int BPF_KPROBE(queue_rq_kprobe, void *hctx, const struct blk_mq_queue_data *bd)
 	return on_driver(bd);
 }
 
-/* Finds out whether these are the operations of nvme-tcp's I/O queues, from one of their commands. */
-static __always_inline bool learn(struct request *rq, struct nvme_request *nvme, __u64 ops)
+SEC("fentry/nvme_rdma_queue_rq")
+int BPF_PROG(rdma_queue_rq_fentry, void *hctx, const struct blk_mq_queue_data *bd)
 {
-	char name[4] = {};
-	const char *from = BPF_CORE_READ(nvme, ctrl, ops, name);
-
-	bpf_probe_read_kernel(name, sizeof(name), from);
-	if (name[0] != 't' || name[1] != 'c' || name[2] != 'p' || name[3] != 0)
-		return false;
-	/* The admin queue has operations of its own, and no queue data. */
-	if (!BPF_CORE_READ(rq, q, queuedata))
-		return false;
-	learned_mq_ops = ops;
-	return true;
+	return on_driver(bd);
 }
 
-static __always_inline __u16 local_port(struct nvme_tcp_queue *driver_queue)
+SEC("kprobe/nvme_rdma_queue_rq")
+int BPF_KPROBE(rdma_queue_rq_kprobe, void *hctx, const struct blk_mq_queue_data *bd)
 {
-	return BPF_CORE_READ(driver_queue, sock, sk, __sk_common.skc_num);
+	return on_driver(bd);
+}
+
+/* Finds out whether these are the operations of a transport's I/O queues, from one of their commands. */
+static __always_inline int learn(struct request *rq, struct nvme_request *nvme, __u64 ops)
+{
+	int transport;
+
+	if (all_known())
+		return NO_TRANSPORT;
+	/* The admin queue has operations of its own, and no queue data. */
+	if (!BPF_CORE_READ(rq, q, queuedata))
+		return NO_TRANSPORT;
+	transport = transport_named(BPF_CORE_READ(nvme, ctrl));
+	if (transport == KERNEL_TCP)
+		learned_tcp_mq_ops = ops;
+	else if (transport == KERNEL_RDMA)
+		learned_rdma_mq_ops = ops;
+	return transport;
+}
+
+static __always_inline __u16 local_port(struct in_flight *command)
+{
+	struct socket_address end = {};
+
+	if (record_tcp && command->transport == KERNEL_TCP) {
+		struct nvme_tcp_queue *queue = (void *)command->driver_queue;
+
+		return BPF_CORE_READ(queue, sock, sk, __sk_common.skc_num);
+	}
+	if (record_rdma && command->transport == KERNEL_RDMA) {
+		struct nvme_rdma_queue *queue = (void *)command->driver_queue;
+
+		struct rdma_cm_id *id = BPF_CORE_READ(queue, cm_id);
+
+		bpf_probe_read_kernel(&end, sizeof(end),
+				      __builtin_preserve_access_index(&id->route.addr.src_addr));
+	}
+	return bpf_ntohs(end.port);
 }
 
 /* Tells the loader of a queue; false when the ring has no room. */
 static __always_inline bool announce(struct queue *queue, struct nvme_ctrl *ctrl, __u16 qid,
-				     struct nvme_tcp_queue *driver_queue, __u64 now)
+				     struct in_flight *command, __u64 now)
 {
 	struct kernel_queue *m = bpf_ringbuf_reserve(&ring, sizeof(*m), 0);
-	struct sock *sk;
 	char *nqn;
 
 	if (!m)
@@ -230,10 +312,19 @@ static __always_inline bool announce(struct queue *queue, struct nvme_ctrl *ctrl
 	if (nqn)
 		bpf_probe_read_kernel_str(m->host_nqn, sizeof(m->host_nqn),
 					  nqn + bpf_core_field_offset(struct nvmf_host, nqn));
-	m->io_cpu = BPF_CORE_READ(driver_queue, io_cpu);
-	sk = BPF_CORE_READ(driver_queue, sock, sk);
-	tcp_ends(m, sk);
-	queue->plain = sk && !m->encrypted;
+	m->io_cpu = KERNEL_NO_CPU;
+	if (record_tcp && command->transport == KERNEL_TCP) {
+		struct nvme_tcp_queue *driver_queue = (void *)command->driver_queue;
+		struct sock *sk = BPF_CORE_READ(driver_queue, sock, sk);
+
+		m->io_cpu = BPF_CORE_READ(driver_queue, io_cpu);
+		tcp_ends(m, sk);
+		queue->plain = sk && !m->encrypted;
+	} else if (record_rdma && command->transport == KERNEL_RDMA) {
+		struct nvme_rdma_queue *driver_queue = (void *)command->driver_queue;
+
+		rdma_ends(m, BPF_CORE_READ(driver_queue, cm_id));
+	}
 	bpf_ringbuf_submit(m, ring_flags());
 	return true;
 }
@@ -241,12 +332,11 @@ static __always_inline bool announce(struct queue *queue, struct nvme_ctrl *ctrl
 /* The queue of a command: known, or announced now. False when that did not work. */
 static __always_inline bool queue_of(struct in_flight *command, struct nvme_ctrl *ctrl, __u16 qid, __u64 now)
 {
-	struct nvme_tcp_queue *driver_queue = (void *)command->driver_queue;
 	struct queue_name name = { .ctrl = (__u64)ctrl, .qid = qid };
 	struct queue *known = bpf_map_lookup_elem(&queues, &name);
 	struct queue queue = {};
 
-	if (known && known->key && (!watch_port || known->port == local_port(driver_queue))) {
+	if (known && known->key && (!watch_port || known->port == local_port(command))) {
 		command->record.queue = known->key;
 		command->plain = known->plain;
 		return true;
@@ -255,8 +345,8 @@ static __always_inline bool queue_of(struct in_flight *command, struct nvme_ctrl
 		queue.connected = known->key ? now : known->connected;
 	queue.key = new_queue_key();
 	if (watch_port)
-		queue.port = local_port(driver_queue);
-	if (!announce(&queue, ctrl, qid, driver_queue, now))
+		queue.port = local_port(command);
+	if (!announce(&queue, ctrl, qid, command, now))
 		return false;
 	/* Another CPU may have announced it meanwhile: then there are two keys for one queue, of which the
 	 * later one stays, and the loader sees by the port that they are one. */
@@ -274,18 +364,20 @@ static __always_inline int on_setup(struct request *rq, struct nvme_command *cmd
 {
 	struct in_flight command = {}, *earlier;
 	struct nvme_request *nvme = behind(rq);
-	struct nvme_tcp_request *req = behind(rq);
-	__u64 key = (__u64)rq, now, ops, known, *queued;
+	__u64 key = (__u64)rq, now, ops, *queued;
 	struct nvme_ctrl *ctrl;
 	struct doing *doing;
 	struct sqe sqe;
+	int transport;
 	__u16 qid;
 
 	if (!recording)
 		return 0;
 	ops = (__u64)BPF_CORE_READ(rq, q, mq_ops);
-	known = tcp_mq_ops ? tcp_mq_ops : learned_mq_ops;
-	if (known ? ops != known : !learn(rq, nvme, ops))
+	transport = transport_of(ops);
+	if (transport == NO_TRANSPORT)
+		transport = learn(rq, nvme, ops);
+	if (transport == NO_TRANSPORT)
 		return 0;
 	if (bpf_probe_read_kernel(&sqe, sizeof(sqe), cmd)) {
 		count(FAB_SEEN);
@@ -296,9 +388,10 @@ static __always_inline int on_setup(struct request *rq, struct nvme_command *cmd
 		return 0;
 
 	earlier = bpf_map_lookup_elem(&commands, &key);
-	if (earlier && !earlier->record.ts[FAB_H_SENT] && !earlier->record.ts[FAB_H_DONE] &&
-	    earlier->record.cid == sqe.cid) {
-		/* The driver was busy and gave it back: the same command is set up once more. */
+	if (earlier && (!earlier->record.ts[FAB_H_SENT] || transport == KERNEL_RDMA) &&
+	    !earlier->record.ts[FAB_H_DONE] && earlier->record.cid == sqe.cid) {
+		/* The driver was busy and gave it back: the same command is set up once more. NVMe/RDMA may
+		 * find only at the queue pair that there is no room. */
 		command.record.ts[FAB_H_QUEUED] = earlier->record.ts[FAB_H_QUEUED];
 	} else {
 		if (earlier) {
@@ -319,7 +412,8 @@ static __always_inline int on_setup(struct request *rq, struct nvme_command *cmd
 
 	now = bpf_ktime_get_ns();
 	identify(&command.record, &sqe);
-	command.driver_queue = (__u64)BPF_CORE_READ(req, queue);
+	command.transport = transport;
+	command.driver_queue = (__u64)BPF_CORE_READ(rq, mq_hctx, driver_data);
 	if (BPF_CORE_READ(nvme, retries))
 		command.record.flags |= FAB_FLAG_RETRY;
 
@@ -556,7 +650,33 @@ int BPF_KPROBE(r2t_kprobe, struct nvme_tcp_request *req)
 }
 
 /*
- * h_recv: the driver takes bytes from the socket. What is in them is parsed in functions that the compiler
+ * h_sent of NVMe/RDMA: the capsule is about to be posted, in one chain with the registration of its memory
+ * where there is one. Of asynchronous event requests, which belong to no request, nothing is found.
+ */
+static __always_inline int on_post_send(struct nvme_rdma_qe *qe)
+{
+	struct nvme_rdma_request *req = (void *)qe - bpf_core_field_offset(struct nvme_rdma_request, sqe);
+	struct in_flight *command = find(before(req));
+
+	if (command && !command->record.ts[FAB_H_SENT])
+		command->record.ts[FAB_H_SENT] = bpf_ktime_get_ns();
+	return 0;
+}
+
+SEC("fentry/nvme_rdma_post_send")
+int BPF_PROG(post_send_fentry, void *queue, struct nvme_rdma_qe *qe)
+{
+	return on_post_send(qe);
+}
+
+SEC("kprobe/nvme_rdma_post_send")
+int BPF_KPROBE(post_send_kprobe, void *queue, struct nvme_rdma_qe *qe)
+{
+	return on_post_send(qe);
+}
+
+/*
+ * h_recv of NVMe/TCP: the driver takes bytes from the socket. What is in them is parsed in functions that the compiler
  * inlines, so the time stays with the task until a command is completed from them.
  */
 static __always_inline int on_receive(read_descriptor_t *desc)
@@ -582,6 +702,67 @@ int BPF_KPROBE(receive_kprobe, read_descriptor_t *desc)
 	return on_receive(desc);
 }
 
+/* A completion queue entry, as the NVMe base specification lays it out (figure 96). */
+struct cqe {
+	__u64 dw0_1;
+	__u16 sqhd;
+	__u16 sqid;
+	__u16 cid;
+	__u16 status;
+};
+
+/* A cid's tag; what is above counts how often the tag was used. */
+#define TAG_BITS 0xfff
+
+/*
+ * h_recv of NVMe/RDMA: the driver is handed a completion queue entry, and looks for its request by queue and
+ * tag; so does this. The command may end here or later, when its send or the invalidation of its memory is
+ * completed too, but the entry comes once.
+ */
+static __always_inline int on_receive_entry(struct ib_wc *wc)
+{
+	struct request **requests, *rq = 0;
+	struct blk_mq_tags **tags, *own = 0;
+	struct nvme_rdma_queue *queue, *first;
+	__u64 now = bpf_ktime_get_ns(), index;
+	struct in_flight *command;
+	struct nvme_rdma_qe *qe;
+	struct cqe cqe;
+
+	if (BPF_CORE_READ(wc, status) != IB_WC_SUCCESS)
+		return 0;
+	queue = BPF_CORE_READ(wc, qp, qp_context);
+	qe = (void *)BPF_CORE_READ(wc, wr_cqe) - bpf_core_field_offset(struct nvme_rdma_qe, cqe);
+	if (bpf_probe_read_kernel(&cqe, sizeof(cqe), BPF_CORE_READ(qe, data)))
+		return 0;
+	first = BPF_CORE_READ(queue, ctrl, queues);
+	index = ((__u64)queue - (__u64)first) / bpf_core_type_size(struct nvme_rdma_queue);
+	/* The first queue is the admin queue, which has tags of its own. */
+	if (!index)
+		return 0;
+	tags = BPF_CORE_READ(queue, ctrl, tag_set.tags);
+	bpf_probe_read_kernel(&own, sizeof(own), tags + index - 1);
+	requests = BPF_CORE_READ(own, rqs);
+	bpf_probe_read_kernel(&rq, sizeof(rq), requests + (cqe.cid & TAG_BITS));
+	command = find(rq);
+	if (command && command->record.cid == cqe.cid && command->driver_queue == (__u64)queue &&
+	    !command->record.ts[FAB_H_RECV] && !command->record.ts[FAB_H_DONE])
+		command->record.ts[FAB_H_RECV] = now;
+	return 0;
+}
+
+SEC("fentry/nvme_rdma_recv_done")
+int BPF_PROG(recv_done_fentry, void *cq, struct ib_wc *wc)
+{
+	return on_receive_entry(wc);
+}
+
+SEC("kprobe/nvme_rdma_recv_done")
+int BPF_KPROBE(recv_done_kprobe, void *cq, struct ib_wc *wc)
+{
+	return on_receive_entry(wc);
+}
+
 /* Status codes that only a host makes: path-related 70h and 71h, "host pathing error" and "aborted by
  * host" (NVMe base specification, 4.2.3.4). */
 #define HOST_PATHING_ERROR 0x370
@@ -590,24 +771,52 @@ int BPF_KPROBE(receive_kprobe, read_descriptor_t *desc)
 /* nvme_request.flags, nvme.h of the driver. */
 #define NVME_REQ_CANCELLED 1
 
+/* A data pointer's last 16 bytes hold an SGL descriptor: with a key, as NVMe/RDMA has them for memory, its
+ * length has three bytes, else four (NVMe base specification, 4.3.2). */
+#define SGL_KEYED 4
+
+/* The length of a command's data. NVMe/RDMA leaves a command as it was sent until its request is used again;
+ * NVMe/TCP does not. */
+static __always_inline __u32 data_length(struct in_flight *command, struct request *rq)
+{
+	if (record_tcp && command->transport == KERNEL_TCP) {
+		struct nvme_tcp_request *req = behind(rq);
+
+		return BPF_CORE_READ(req, data_len);
+	}
+	if (record_rdma && command->transport == KERNEL_RDMA) {
+		struct nvme_request *nvme = behind(rq);
+		struct sqe sqe;
+		__u32 length;
+
+		if (bpf_probe_read_kernel(&sqe, sizeof(sqe), BPF_CORE_READ(nvme, cmd)))
+			return 0;
+		length = (__u32)sqe.data[1];
+		return sqe.data[1] >> 60 == SGL_KEYED ? length & 0xffffff : length;
+	}
+	return 0;
+}
+
 /* h_done: the driver completes the command, for whatever reason. */
 static __always_inline int on_done(struct request *rq)
 {
 	struct in_flight *command = find(rq);
-	struct nvme_tcp_request *req = behind(rq);
 	struct nvme_request *nvme = behind(rq);
 	struct doing *doing;
 
 	if (!command || command->record.ts[FAB_H_DONE])
 		return 0;
 	command->record.ts[FAB_H_DONE] = bpf_ktime_get_ns();
-	command->record.bytes = BPF_CORE_READ(req, data_len);
+	command->record.bytes = data_length(command, rq);
 	command->record.status = BPF_CORE_READ(nvme, status) & STATUS_BITS;
 	if ((BPF_CORE_READ(nvme, flags) & NVME_REQ_CANCELLED) || command->record.status == HOST_PATHING_ERROR ||
 	    command->record.status == HOST_ABORTED) {
 		command->record.flags |= FAB_FLAG_CANCELED;
 		return 0;
 	}
+	/* NVMe/RDMA's entry has named its command. */
+	if (command->transport != KERNEL_TCP)
+		return 0;
 	doing = doing_now(0);
 	if (doing && doing->receiving == command->driver_queue)
 		command->record.ts[FAB_H_RECV] = doing->receiving_at;
@@ -639,10 +848,9 @@ int BPF_PROG(done_tp, struct request *rq)
 static __always_inline void not_known(struct request *rq)
 {
 	__u64 started = BPF_CORE_READ(rq, start_time_ns);
-	__u64 known = tcp_mq_ops ? tcp_mq_ops : learned_mq_ops;
 
-	if (recording && started && started < recording_since && known &&
-	    (__u64)BPF_CORE_READ(rq, q, mq_ops) == known)
+	if (recording && started && started < recording_since &&
+	    transport_of((__u64)BPF_CORE_READ(rq, q, mq_ops)) != NO_TRANSPORT)
 		count(FAB_NO_START);
 }
 
@@ -789,6 +997,18 @@ int BPF_PROG(timeout_fentry, struct request *rq)
 
 SEC("kprobe/nvme_tcp_timeout")
 int BPF_KPROBE(timeout_kprobe, struct request *rq)
+{
+	return on_timeout(rq);
+}
+
+SEC("fentry/nvme_rdma_timeout")
+int BPF_PROG(rdma_timeout_fentry, struct request *rq)
+{
+	return on_timeout(rq);
+}
+
+SEC("kprobe/nvme_rdma_timeout")
+int BPF_KPROBE(rdma_timeout_kprobe, struct request *rq)
 {
 	return on_timeout(rq);
 }

@@ -76,12 +76,25 @@ struct block_device {
 };
 
 struct bio {
+	struct bio *bi_next;
 	struct block_device *bi_bdev;
+	void *bi_end_io;
 	void *bi_private;
 };
 
 struct blk_mq_hw_ctx {
+	void *driver_data;
 	unsigned int queue_num;
+};
+
+struct request;
+
+struct blk_mq_tags {
+	struct request **rqs;
+};
+
+struct blk_mq_tag_set {
+	struct blk_mq_tags **tags;
 };
 
 struct request {
@@ -91,6 +104,7 @@ struct request {
 	struct bio *bio;
 	struct bio *biotail;
 	__u64 start_time_ns;
+	void *end_io_data;
 };
 
 struct blk_mq_queue_data {
@@ -126,6 +140,7 @@ struct inet_connection_sock {
 };
 
 struct tcp_sock {
+	__u32 copied_seq;
 	__u32 write_seq;
 };
 
@@ -163,10 +178,16 @@ struct rdma_cm_id {
 	struct rdma_route route;
 };
 
-struct ib_cqe;
+struct ib_cqe {
+	void *done;
+};
 
 struct ib_qp {
 	void *qp_context;
+};
+
+enum ib_wc_status {
+	IB_WC_SUCCESS = 0,
 };
 
 struct ib_wc {
@@ -174,6 +195,7 @@ struct ib_wc {
 		__u64 wr_id;
 		struct ib_cqe *wr_cqe;
 	};
+	enum ib_wc_status status;
 	__u32 byte_len;
 	struct ib_qp *qp;
 };
@@ -242,6 +264,29 @@ struct nvme_tcp_request {
 	__u32 pdu_len;
 	unsigned long offset;
 	enum nvme_tcp_send_state state;
+};
+
+/* NVMe/RDMA. */
+
+struct nvme_rdma_qe {
+	struct ib_cqe cqe;
+	void *data;
+};
+
+struct nvme_rdma_queue;
+
+struct nvme_rdma_ctrl {
+	struct nvme_rdma_queue *queues;
+	struct blk_mq_tag_set tag_set;
+};
+
+struct nvme_rdma_queue {
+	struct nvme_rdma_ctrl *ctrl;
+	struct rdma_cm_id *cm_id;
+};
+
+struct nvme_rdma_request {
+	struct nvme_rdma_qe sqe;
 };
 
 #pragma clang attribute pop

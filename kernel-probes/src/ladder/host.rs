@@ -52,6 +52,18 @@ pub(super) const HOST: &[Ladder] = &[
         ],
     },
     Ladder {
+        point: Point::Boundary(Boundary::HDriver),
+        transport: Some(Transport::Rdma),
+        essential: false,
+        what: "h_driver",
+        without: "the border of block layer and driver",
+        rungs: &[
+            rung("fentry nvme_rdma_queue_rq", &[fentry("rdma_queue_rq_fentry", "nvme_rdma_queue_rq")]),
+            rung("kprobe nvme_rdma_queue_rq", &[kprobe("rdma_queue_rq_kprobe", "nvme_rdma_queue_rq")]),
+            stand_in("nvme_setup_cmd", &[], "it comes a little after the driver was called"),
+        ],
+    },
+    Ladder {
         point: Point::Boundary(Boundary::HSent),
         transport: Some(Transport::Tcp),
         essential: false,
@@ -80,6 +92,17 @@ pub(super) const HOST: &[Ladder] = &[
                     kprobe("try_send_kprobe", "nvme_tcp_try_send"),
                 ],
             ),
+        ],
+    },
+    Ladder {
+        point: Point::Boundary(Boundary::HSent),
+        transport: Some(Transport::Rdma),
+        essential: false,
+        what: "h_sent",
+        without: "the border of driver and network on the way out",
+        rungs: &[
+            rung("fentry nvme_rdma_post_send", &[fentry("post_send_fentry", "nvme_rdma_post_send")]),
+            rung("kprobe nvme_rdma_post_send", &[kprobe("post_send_kprobe", "nvme_rdma_post_send")]),
         ],
     },
     Ladder {
@@ -139,6 +162,17 @@ pub(super) const HOST: &[Ladder] = &[
         rungs: &[
             rung("fentry nvme_tcp_recv_skb", &[fentry("receive_fentry", "nvme_tcp_recv_skb")]),
             rung("kprobe nvme_tcp_recv_skb", &[kprobe("receive_kprobe", "nvme_tcp_recv_skb")]),
+        ],
+    },
+    Ladder {
+        point: Point::Boundary(Boundary::HRecv),
+        transport: Some(Transport::Rdma),
+        essential: false,
+        what: "h_recv",
+        without: "the border of network and driver on the way back",
+        rungs: &[
+            rung("fentry nvme_rdma_recv_done", &[fentry("recv_done_fentry", "nvme_rdma_recv_done")]),
+            rung("kprobe nvme_rdma_recv_done", &[kprobe("recv_done_kprobe", "nvme_rdma_recv_done")]),
         ],
     },
     Ladder {
@@ -225,6 +259,17 @@ pub(super) const HOST: &[Ladder] = &[
         rungs: &[
             rung("fentry nvme_tcp_timeout", &[fentry("timeout_fentry", "nvme_tcp_timeout")]),
             rung("kprobe nvme_tcp_timeout", &[kprobe("timeout_kprobe", "nvme_tcp_timeout")]),
+        ],
+    },
+    Ladder {
+        point: Point::Timeout,
+        transport: Some(Transport::Rdma),
+        essential: false,
+        what: "timeouts",
+        without: "commands that took too long are not told as events",
+        rungs: &[
+            rung("fentry nvme_rdma_timeout", &[fentry("rdma_timeout_fentry", "nvme_rdma_timeout")]),
+            rung("kprobe nvme_rdma_timeout", &[kprobe("rdma_timeout_kprobe", "nvme_rdma_timeout")]),
         ],
     },
 ];
