@@ -586,7 +586,11 @@ fn boundary_figures(host: &Recording, target: &Recording, pairs: &[Pair]) -> Vec
         for pair in pairs {
             let (h, t) = (pair.host_row as usize, pair.target_row as usize);
             let time = run.time(b, if b.side() == Side::Host { h } else { t });
-            if time != NONE || !is_of_r2t(b) || host.r2ts[h] > 0 || target.r2ts[t] > 0 {
+            let asked = host.r2ts[h] > 0 || target.r2ts[t] > 0;
+            if time != NONE
+                || !is_of_r2t(b)
+                || asked && !(b.side() == Side::Host && host.is_rdma(host.queue[h]))
+            {
                 passed += 1;
                 without += u64::from(time == NONE);
             }
@@ -598,23 +602,31 @@ fn boundary_figures(host: &Recording, target: &Recording, pairs: &[Pair]) -> Vec
         .iter()
         .zip(counts)
         .map(|(&b, (passed, without))| {
-            let manifest = match b.side() {
-                Side::Host => &host.manifest,
-                Side::Target => &target.manifest,
+            let run = match b.side() {
+                Side::Host => host,
+                Side::Target => target,
             };
-            figures_of(manifest, b, passed, without)
+            figures_of(run, b, passed, without)
         })
         .collect()
 }
 
 /// A boundary's figures: `passed` commands passed it, `without` of them have no time for it.
-pub(crate) fn figures_of(manifest: &Manifest, b: Boundary, passed: u64, without: u64) -> BoundaryFigures {
-    let hook = manifest.hooks.iter().find(|h| h.boundary == b);
+pub(crate) fn figures_of(run: &Recording, b: Boundary, passed: u64, without: u64) -> BoundaryFigures {
+    let hooks = run.hooks(b);
+    let mut names: Vec<String> = Vec::new();
+    for hook in &hooks {
+        let Some(name) = &hook.hook else { continue };
+        names.push(match hook.transport {
+            Some(transport) if hooks.len() > 1 => format!("{}: {name}", transport.name()),
+            _ => name.clone(),
+        });
+    }
     let took = passed == 0 || without < passed;
     BoundaryFigures {
         boundary: b,
-        hook: hook.and_then(|h| h.hook.clone()),
-        measured: hook.is_some_and(|h| h.measured && h.hook.is_some()) && took,
+        hook: (!names.is_empty()).then(|| names.join(", ")),
+        measured: !hooks.is_empty() && hooks.iter().all(|h| h.measured && h.hook.is_some()) && took,
         fell_back: without,
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, polars};
 use polars::prelude::{ChunkedArray, Column, DataFrame, PolarsNumericType, col};
-use run_format::{Boundary, Manifest, Queue, QueueId, Run, Side};
+use run_format::{Boundary, Hook, Manifest, Queue, QueueId, Run, Side, Transport};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -168,6 +168,22 @@ impl Recording {
                 .map(|b| commands().map(|c| time(c.time(b))).collect())
                 .collect(),
         }
+    }
+
+    /// Whether a queue's commands go over RDMA: its host passes no R2T boundary, since the target itself
+    /// reads a write's data.
+    pub(crate) fn is_rdma(&self, queue: u32) -> bool {
+        self.queues.get(&QueueId(queue)).is_some_and(|q| q.transport == Transport::Rdma)
+    }
+
+    /// The hooks of a boundary that its queues' transports used: one, or one for each transport.
+    pub(crate) fn hooks(&self, boundary: Boundary) -> Vec<&Hook> {
+        let used = |hook: &&Hook| {
+            hook.transport.is_none_or(|transport| {
+                self.queues.is_empty() || self.queues.values().any(|queue| queue.transport == transport)
+            })
+        };
+        self.manifest.hooks.iter().filter(|hook| hook.boundary == boundary).filter(used).collect()
     }
 
     /// Number of commands.

@@ -307,22 +307,25 @@ pub fn report(joined: &Joined, options: &ReportOptions) -> Result<Report, Error>
 /// [`Error::WrongSide`], [`Error::TooLittle`] when it has no whole command, or what reading it ended with.
 pub fn host_report(run: &Run, options: &ReportOptions) -> Result<Report, Error> {
     let host = side(run, Side::Host)?;
-    let usable = |row: &usize| {
-        let h = filled(host.times::<8>(*row), Side::Host);
-        let whole = Boundary::of(Side::Host).filter(|b| !is_of_r2t(*b)).all(|b| h[b.slot()] != NONE);
-        whole && host.flags[*row] & (Command::CANCELED | Command::FAILOVER) == 0
-    };
-    one_side(&host, options, usable, |row| {
-        let recorded = host.times::<8>(row);
-        let h = filled(recorded, Side::Host);
-        let at = |b: Boundary| h[b.slot()];
-        let answers = turnaround(&recorded, host.r2t_turnaround(row)).unwrap_or(0);
-        let block = at(Boundary::HDriver) - at(Boundary::HQueued) + at(Boundary::HEnd) - at(Boundary::HDone);
-        let driver =
-            at(Boundary::HSent) - at(Boundary::HDriver) + at(Boundary::HDone) - at(Boundary::HRecv) + answers;
-        let beyond = at(Boundary::HRecv) - at(Boundary::HSent) - answers;
-        [at(Boundary::HEnd) - at(Boundary::HQueued), block, driver, beyond]
-    })
+    one_side(&host, options, |row| host_alone(&host, row))
+}
+
+/// A host command's latency, its two stages and all beyond the host, ns; `None` where it was cancelled, failed
+/// over or lacks times.
+pub(crate) fn host_alone(host: &Recording, row: usize) -> Option<[i64; 4]> {
+    let recorded = host.times::<8>(row);
+    let h = filled(recorded, Side::Host);
+    let whole = Boundary::of(Side::Host).filter(|b| !is_of_r2t(*b)).all(|b| h[b.slot()] != NONE);
+    if !whole || host.flags[row] & (Command::CANCELED | Command::FAILOVER) != 0 {
+        return None;
+    }
+    let at = |b: Boundary| h[b.slot()];
+    let answers = turnaround(&recorded, host.r2t_turnaround(row)).unwrap_or(0);
+    let block = at(Boundary::HDriver) - at(Boundary::HQueued) + at(Boundary::HEnd) - at(Boundary::HDone);
+    let driver =
+        at(Boundary::HSent) - at(Boundary::HDriver) + at(Boundary::HDone) - at(Boundary::HRecv) + answers;
+    let beyond = at(Boundary::HRecv) - at(Boundary::HSent) - answers;
+    Some([at(Boundary::HEnd) - at(Boundary::HQueued), block, driver, beyond])
 }
 
 /// Reports a target's run alone: its own two stages, and the wait for the data of R2Ts.
@@ -331,20 +334,23 @@ pub fn host_report(run: &Run, options: &ReportOptions) -> Result<Report, Error> 
 /// [`Error::WrongSide`], [`Error::TooLittle`] when it has no whole command, or what reading it ended with.
 pub fn target_report(run: &Run, options: &ReportOptions) -> Result<Report, Error> {
     let target = side(run, Side::Target)?;
-    let usable = |row: &usize| {
-        let t = filled(target.times::<7>(*row), Side::Target);
-        Boundary::of(Side::Target).filter(|b| !is_of_r2t(*b)).all(|b| t[b.slot()] != NONE)
-    };
-    one_side(&target, options, usable, |row| {
-        let recorded = target.times::<7>(row);
-        let t = filled(recorded, Side::Target);
-        let at = |b: Boundary| t[b.slot()];
-        let wait = data_wait(&recorded, &t).unwrap_or(0);
-        let driver =
-            at(Boundary::TSubmit) - at(Boundary::TRecv) - wait + at(Boundary::TSent) - at(Boundary::TDone);
-        let storage = at(Boundary::TDone) - at(Boundary::TSubmit);
-        [at(Boundary::TSent) - at(Boundary::TRecv), driver, storage, wait]
-    })
+    one_side(&target, options, |row| target_alone(&target, row))
+}
+
+/// A target command's whole time, its two stages and the wait for the data of R2Ts, ns; `None` where it lacks
+/// times.
+pub(crate) fn target_alone(target: &Recording, row: usize) -> Option<[i64; 4]> {
+    let recorded = target.times::<7>(row);
+    let t = filled(recorded, Side::Target);
+    if !Boundary::of(Side::Target).filter(|b| !is_of_r2t(*b)).all(|b| t[b.slot()] != NONE) {
+        return None;
+    }
+    let at = |b: Boundary| t[b.slot()];
+    let wait = data_wait(&recorded, &t).unwrap_or(0);
+    let driver =
+        at(Boundary::TSubmit) - at(Boundary::TRecv) - wait + at(Boundary::TSent) - at(Boundary::TDone);
+    let storage = at(Boundary::TDone) - at(Boundary::TSubmit);
+    Some([at(Boundary::TSent) - at(Boundary::TRecv), driver, storage, wait])
 }
 
 fn side(run: &Run, wanted: Side) -> Result<Recording, Error> {
@@ -360,12 +366,16 @@ fn side(run: &Run, wanted: Side) -> Result<Recording, Error> {
 fn one_side(
     run: &Recording,
     options: &ReportOptions,
-    usable: impl Fn(&usize) -> bool + Sync,
-    metrics: impl Fn(usize) -> [i64; 4] + Sync,
+    metrics: impl Fn(usize) -> Option<[i64; 4]> + Sync,
 ) -> Result<Report, Error> {
-    let whole: Vec<usize> = (0..run.len()).filter(usable).collect();
-    let implausible = |row: &usize| metrics(*row).iter().any(|&m| m < 0);
-    let (against, rows): (Vec<usize>, Vec<usize>) = whole.iter().partition(|row| implausible(row));
+    let (mut rows, mut against, mut unfinished) = (Vec::with_capacity(run.len()), 0usize, 0usize);
+    for row in 0..run.len() {
+        match metrics(row) {
+            None => unfinished += 1,
+            Some(figures) if figures.iter().any(|&f| f < 0) => against += 1,
+            Some(_) => rows.push(row),
+        }
+    }
     if rows.is_empty() {
         return Err(Error::TooLittle {
             why: match run.len() {
@@ -379,7 +389,8 @@ fn one_side(
     let is_host = run.manifest.side == Side::Host;
     let classes = Rows {
         key: |row: &usize| groups.key(run, *row),
-        metrics: |row: &usize, figures: &mut [i64]| figures.copy_from_slice(&metrics(*row)),
+        // Only rows with figures are among the rows.
+        metrics: |row: &usize, figures: &mut [i64]| figures.copy_from_slice(&metrics(*row).unwrap_or_default()),
         width: 4,
     }
     .classes(&rows, |key, n, mut columns| {
@@ -406,14 +417,13 @@ fn one_side(
         "without the host's run, the host's stages and the network are not known; latency is the target's own, from capsule to response"
     }
     .to_owned()];
-    let unfinished = run.len() - whole.len();
     if unfinished > 0 {
         notes.push(format!(
             "{unfinished} commands were cancelled, failed over or lack times, and are left out"
         ));
     }
-    if !against.is_empty() {
-        notes.push(format!("{} commands have times that run backwards, and are left out", against.len()));
+    if against > 0 {
+        notes.push(format!("{against} commands have times that run backwards, and are left out"));
     }
     if run.broken > 0 {
         notes.push(format!("{} command segments are cut or no Parquet files and were left out", run.broken));
@@ -434,7 +444,7 @@ fn one_side(
     })
 }
 
-fn one_sides_boundaries(run: &Recording, rows: &[usize]) -> Vec<BoundaryFigures> {
+pub(crate) fn one_sides_boundaries(run: &Recording, rows: &[usize]) -> Vec<BoundaryFigures> {
     Boundary::of(run.manifest.side)
         .map(|b| {
             let passed = |row: &&usize| !is_of_r2t(b) || run.r2ts[**row] > 0 || run.time(b, **row) != NONE;
@@ -443,12 +453,12 @@ fn one_sides_boundaries(run: &Recording, rows: &[usize]) -> Vec<BoundaryFigures>
                 all += 1;
                 without += u64::from(run.time(b, *row) == NONE);
             }
-            figures_of(&run.manifest, b, all, without)
+            figures_of(run, b, all, without)
         })
         .collect()
 }
 
-fn why_nothing(joined: &Joined) -> String {
+pub(crate) fn why_nothing(joined: &Joined) -> String {
     let a = joined.accounting();
     if a.host_commands == 0 || a.target_commands == 0 {
         let which = match (a.host_commands, a.target_commands) {
@@ -469,7 +479,7 @@ fn why_nothing(joined: &Joined) -> String {
     format!("no commands could be joined{colon}{notes} (set aside: {})", counted.join(", "))
 }
 
-fn run_figures(run: &Recording) -> RunFigures {
+pub(crate) fn run_figures(run: &Recording) -> RunFigures {
     let m = &run.manifest;
     RunFigures {
         run: run.directory.display().to_string(),

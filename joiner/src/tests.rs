@@ -7,7 +7,7 @@ use crate::report::{ReportOptions, report};
 use crate::synthetic::{Cids, Load, Pattern, Random, Runs, View};
 use crate::{Error, GroupBy};
 use proptest::prelude::*;
-use run_format::{Boundary, FioJob, Nanos, Stage, Workload};
+use run_format::{Boundary, FioJob, Hook, Nanos, Stage, Transport, Workload};
 use serde_json::Value;
 
 fn joined(runs: &Runs) -> Joined {
@@ -567,4 +567,90 @@ proptest! {
             }
         }
     }
+}
+
+/// A load as it is recorded over RDMA: the target reads a write's data by itself, and nobody sees stream
+/// positions. Both drivers are loaded, so each boundary has a hook for either transport.
+fn over_rdma(load: &Load) -> Runs {
+    let mut runs = load.record();
+    for side in [&mut runs.host, &mut runs.target] {
+        side.queues.iter_mut().for_each(|q| q.transport = Transport::Rdma);
+        side.manifest.hooks = std::mem::take(&mut side.manifest.hooks)
+            .into_iter()
+            .flat_map(|hook| {
+                [Transport::Tcp, Transport::Rdma].map(|transport| Hook {
+                    transport: Some(transport),
+                    hook: Some(format!("{} hook", transport.name())),
+                    ..hook.clone()
+                })
+            })
+            .collect();
+        side.commands.iter_mut().for_each(|(_, c)| c.stream_position = None);
+    }
+    for (_, c) in &mut runs.host.commands {
+        c.times[Boundary::HR2t.slot()] = None;
+        c.times[Boundary::HDataSent.slot()] = None;
+        c.r2t_turnaround = None;
+        c.r2ts = 0;
+    }
+    runs
+}
+
+#[test]
+fn over_rdma_the_targets_reading_of_data_is_the_networks_and_the_host_lacks_nothing() {
+    let runs = over_rdma(&Load { writes: 1.0, ..Load::default() });
+    let joined = joins(&runs, 0.999);
+    let mut read = 0;
+    for pair in joined.pairs() {
+        let (_, c) = &runs.target.commands[pair.target_row as usize];
+        let Some((posted, done)) = c.time(Boundary::TR2t).zip(c.time(Boundary::TData)) else { continue };
+        let stages = joined.stages(*pair).unwrap();
+        let way_in = c.time(Boundary::TSubmit).unwrap().0 - c.time(Boundary::TRecv).unwrap().0;
+        let way_out = c.time(Boundary::TSent).unwrap().0 - c.time(Boundary::TDone).unwrap().0;
+        assert_eq!(stages.of(Stage::TargetDriver), (way_in + way_out - (done.0 - posted.0)) as i64);
+        read += 1;
+    }
+    assert!(read > 1_000, "{read}");
+    for figures in joined.boundaries() {
+        assert_eq!(figures.fell_back, 0, "{}", figures.boundary);
+        assert_eq!(figures.hook.as_deref(), Some("rdma hook"), "{}", figures.boundary);
+    }
+}
+
+#[test]
+fn with_queues_of_both_transports_a_boundary_has_the_hooks_of_both() {
+    let mut runs = over_rdma(&Load { queues: 2, ..Load::default() });
+    for side in [&mut runs.host, &mut runs.target] {
+        side.queues[0].transport = Transport::Tcp;
+    }
+    for figures in joined(&runs).boundaries() {
+        assert_eq!(figures.hook.as_deref(), Some("tcp: tcp hook, rdma: rdma hook"));
+    }
+}
+
+#[test]
+fn storage_is_split_in_the_classes_whose_every_command_tells_its_drives_time() {
+    let mut runs = Load { writes: 0.5, ..Load::default() }.record();
+    for (_, c) in &mut runs.target.commands {
+        let storage = c.time(Boundary::TDone).unwrap().0 - c.time(Boundary::TSubmit).unwrap().0;
+        c.drive = (c.opcode == 2).then_some(Nanos(storage - 1_000));
+    }
+    let joined = joins(&runs, 1.0);
+    let report = report(&joined, &ReportOptions { detail: true, ..ReportOptions::default() }).unwrap();
+    for class in &report.classes {
+        let parts: Vec<_> = class.parts.iter().filter(|p| p.stage == Stage::Storage).collect();
+        if class.operation.to_string() != "read" {
+            assert!(parts.is_empty());
+            continue;
+        }
+        let [block, drive] = parts[..] else { panic!("{parts:?}") };
+        assert_eq!(block.figures.times.mean_ns, 1_000.0);
+        let storage = class.stages.of(Stage::Storage).unwrap().times.mean_ns;
+        assert!((drive.figures.times.mean_ns + 1_000.0 - storage).abs() < 1.0);
+    }
+    assert!(report.to_table().contains("target's block layer"), "{}", report.to_table());
+    let frame = joined.frame().unwrap();
+    let nulls = |name: &str| frame.column(name).unwrap().null_count();
+    assert_eq!(nulls("storage_block"), nulls("storage_drive"));
+    assert!(nulls("storage_drive") > 1_000 && nulls("storage") == 0);
 }
