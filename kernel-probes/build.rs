@@ -10,11 +10,15 @@ fn main() {
     let shared = env::var("DEP_FABSCOPE_HASH_INCLUDE").expect("run-format's build script tells its headers");
     println!("cargo::rerun-if-changed=bpf");
     println!("cargo::rerun-if-changed={shared}");
-    SkeletonBuilder::new()
-        .source("bpf/host.bpf.c")
-        .clang_args(["-Wall", "-Werror", "-mcpu=v3", "-I", "bpf", "-I", &shared])
-        .build_and_generate(out.join("host.skel.rs"))
-        .expect("bpf/host.bpf.c compiles: is clang 14 or newer installed?");
+    for side in ["host", "target"] {
+        SkeletonBuilder::new()
+            .source(format!("bpf/{side}.bpf.c"))
+            .clang_args(["-Wall", "-Werror", "-mcpu=v3", "-I", "bpf", "-I", &shared])
+            .build_and_generate(out.join(format!("{side}.skel.rs")))
+            .unwrap_or_else(|error| {
+                panic!("bpf/{side}.bpf.c does not compile (is clang 14 or newer installed?): {error:#}")
+            });
+    }
     bindgen::Builder::default()
         .header_contents("wrapper.h", "#include <linux/types.h>\n#include \"bpf/kernel.h\"")
         .clang_arg(format!("-I{shared}"))

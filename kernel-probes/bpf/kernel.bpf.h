@@ -45,6 +45,20 @@ struct {
 	__uint(max_entries, 1 << 22);
 } ring SEC(".maps");
 
+/*
+ * A program for a function's entry, by ftrace and by breakpoint; the loader turns on one of the two. `call`
+ * reads the kernel's memory with bpf_core_read alone, which both may do.
+ */
+#define BOTH(name, function, call, args...)                                                                   \
+	SEC("fentry/" #function) int BPF_PROG(name##_fentry, args)                                             \
+	{                                                                                                      \
+		return call;                                                                                   \
+	}                                                                                                      \
+	SEC("kprobe/" #function) int BPF_KPROBE(name##_kprobe, args)                                           \
+	{                                                                                                      \
+		return call;                                                                                   \
+	}
+
 /* An interrupt may run another program on this CPU between a load and a store: hence atomic. */
 static __always_inline void count(__u32 counter)
 {

@@ -57,9 +57,9 @@ enum kernel_event_kind {
 	KERNEL_EVENT_TIMEOUT = 6, /* a command of queue `qid` took too long */
 	/* The target's. */
 	KERNEL_EVENT_QUEUE_GONE = 7, /* queue `qid` is disconnected */
-	KERNEL_EVENT_FATAL = 8, /* the controller reports a fatal error to its host */
-	KERNEL_EVENT_KEEP_ALIVE = 9, /* nothing came from the host within the keep-alive timeout */
-	KERNEL_EVENT_NAMESPACES = 10, /* the controller's namespaces changed */
+	KERNEL_EVENT_FATAL = 8, /* the controller reports a fatal error to its host, a missing keep-alive for one */
+	KERNEL_EVENT_NAMESPACE_ENABLED = 9, /* a namespace, whose nsid stands for `instance` */
+	KERNEL_EVENT_NAMESPACE_DISABLED = 10,
 };
 
 /* Something that explains a gap. */

@@ -78,8 +78,9 @@ pub(crate) fn drivers(side: Side) -> impl Iterator<Item = (Transport, Module)> {
 /// Structures of the kernel proper that the programs of both sides read.
 pub(crate) const STRUCTS: &[&str] = &["request"];
 
-/// The host drivers' operations for I/O queues: their address tells their commands from other drivers'.
-pub(crate) const OPERATIONS: &[&str] = &["nvme_tcp_mq_ops", "nvme_rdma_mq_ops"];
+/// Symbols whose address the programs are told: the host drivers' operations for I/O queues, which tell their
+/// commands from other drivers', and the functions that end the target's bios, which tell whose they are.
+const ADDRESSES: &[&str] = &["nvme_tcp_mq_ops", "nvme_rdma_mq_ops", "nvmet_bio_done", "bio_chain_endio"];
 
 pub(crate) const CAPABILITIES_TEXT: &str = "CAP_BPF and CAP_PERFMON (programs that read the kernel) and CAP_SYS_ADMIN (the modules' type information)";
 const CAPABILITIES: &[(u32, &str)] = &[(39, "CAP_BPF"), (38, "CAP_PERFMON"), (21, "CAP_SYS_ADMIN")];
@@ -233,7 +234,7 @@ impl Facts {
             let name = rest.split_ascii_whitespace().next().unwrap_or(rest);
             // A compiler's suffix (.isra.0, .constprop.0, .part.0, .cold) hides the plain name.
             let plain = name.split('.').next().unwrap_or(name);
-            if wanted.names.contains(plain) || OPERATIONS.contains(&plain) {
+            if wanted.names.contains(plain) || ADDRESSES.contains(&plain) {
                 self.symbols.insert(name.to_owned(), u64::from_str_radix(&line[..space], 16).unwrap_or(0));
             } else if plain == KPROBES {
                 self.kprobes = true;
@@ -256,7 +257,7 @@ impl Wanted {
         names.extend(modules(side).iter().map(|module| module.function));
         let structs: BTreeSet<&str> =
             STRUCTS.iter().chain(modules(side).iter().flat_map(|module| module.structs)).copied().collect();
-        let others = structs.iter().copied().chain(OPERATIONS.iter().copied()).chain([KPROBES, TRACEPOINT]);
+        let others = structs.iter().copied().chain(ADDRESSES.iter().copied()).chain([KPROBES, TRACEPOINT]);
         let beginnings: BTreeSet<[u8; btf::BEGINNING]> = names
             .iter()
             .copied()
@@ -341,7 +342,7 @@ mod tests {
 
     #[test]
     fn facts_of_this_kernel_are_gathered() {
-        for side in [Side::Host] {
+        for side in [Side::Host, Side::Target] {
             let facts = Facts::gather(side).unwrap();
             assert!(!facts.release.is_empty());
             if facts.typed.contains("vmlinux") {

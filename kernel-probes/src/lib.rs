@@ -10,8 +10,10 @@ mod message;
 mod programs;
 mod queues;
 mod survey;
+mod target;
 
 pub use error::Error;
 pub use host::Host;
 pub use programs::{Options, Probes};
 pub use survey::{Choice, Survey, Way, survey};
+pub use target::Target;

@@ -65,8 +65,8 @@ pub(crate) enum EventKind {
     Timeout,
     QueueGone,
     Fatal,
-    KeepAlive,
-    Namespaces,
+    NamespaceEnabled,
+    NamespaceDisabled,
 }
 
 impl Message {
@@ -97,8 +97,8 @@ impl Message {
                     raw::KERNEL_EVENT_TIMEOUT => EventKind::Timeout,
                     raw::KERNEL_EVENT_QUEUE_GONE => EventKind::QueueGone,
                     raw::KERNEL_EVENT_FATAL => EventKind::Fatal,
-                    raw::KERNEL_EVENT_KEEP_ALIVE => EventKind::KeepAlive,
-                    raw::KERNEL_EVENT_NAMESPACES => EventKind::Namespaces,
+                    raw::KERNEL_EVENT_NAMESPACE_ENABLED => EventKind::NamespaceEnabled,
+                    raw::KERNEL_EVENT_NAMESPACE_DISABLED => EventKind::NamespaceDisabled,
                     _ => return None,
                 };
                 Some(Message::Event(EventMessage {
@@ -186,13 +186,16 @@ impl EventMessage {
             EventKind::Timeout => "command timeout",
             EventKind::QueueGone => "queue disconnected",
             EventKind::Fatal => "controller fatal error",
-            EventKind::KeepAlive => "keep-alive timeout",
-            EventKind::Namespaces => "namespaces changed",
+            EventKind::NamespaceEnabled => "namespace enabled",
+            EventKind::NamespaceDisabled => "namespace disabled",
             EventKind::Connect => return None,
         };
-        let controller = match side {
-            Side::Host => format!("nvme{}", self.instance),
-            Side::Target => format!("controller {}", self.instance),
+        let controller = match (side, self.kind) {
+            (_, EventKind::NamespaceEnabled | EventKind::NamespaceDisabled) => {
+                format!("namespace {}", self.instance)
+            }
+            (Side::Host, _) => format!("nvme{}", self.instance),
+            (Side::Target, _) => format!("controller {}", self.instance),
         };
         let on = match self.qid {
             0 => controller,

@@ -67,8 +67,8 @@ impl Queues {
             | EventKind::Live
             | EventKind::Timeout
             | EventKind::Fatal
-            | EventKind::KeepAlive
-            | EventKind::Namespaces => &|_| false,
+            | EventKind::NamespaceEnabled
+            | EventKind::NamespaceDisabled => &|_| false,
         };
         for known in &mut self.known {
             if known.instance == event.instance && known.queue.went.is_none() && ends(known) {

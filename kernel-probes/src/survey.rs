@@ -135,10 +135,13 @@ impl Plan {
             }
             let rungs: Vec<Way> = ladder.rungs.iter().map(|rung| way(facts, refused, rung)).collect();
             let chosen = rungs.iter().position(|way| way.obstacle.is_none());
-            let programs = chosen.map_or(&[][..], |index| ladder.rungs[index].programs);
-            plan.programs.extend(programs.iter().map(|program| program.name));
-            if ladder.point == Point::Identity {
-                plan.identity = programs.first().map_or("", |program| program.name);
+            if let Some(index) = chosen {
+                let Rung { programs, also, .. } = ladder.rungs[index];
+                let also = also.iter().filter(|program| obstacle(facts, refused, program).is_none());
+                plan.programs.extend(programs.iter().chain(also).map(|program| program.name));
+                if ladder.point == Point::Identity {
+                    plan.identity = programs.first().map_or("", |program| program.name);
+                }
             }
             plan.connections |= ladder.point == Point::Connect && chosen.is_some();
             let boundary = match ladder.point {
@@ -163,6 +166,15 @@ impl Plan {
         let obstacle = prevented(facts).and_then(|()| plan.essential());
         plan.survey.obstacles.extend(obstacle.err().map(|error| error.to_string()));
         plan
+    }
+
+    /// Whether a boundary of a transport's commands has a hook.
+    pub(crate) fn takes(&self, boundary: Boundary, transport: Transport) -> bool {
+        self.survey.boundaries.iter().any(|choice| {
+            choice.boundary == Some(boundary)
+                && choice.transport.is_none_or(|of| of == transport)
+                && choice.chosen.is_some()
+        })
     }
 
     /// Fails when what every record needs can not be seen.
@@ -216,11 +228,13 @@ fn no_driver(side: Side) -> Error {
     Error::NoDriver { side, drivers: drivers(side).map(|(_, module)| module.command()).collect() }
 }
 
+/// Why a program is not to be used.
+fn obstacle(facts: &Facts, refused: &BTreeMap<&'static str, String>, program: &Program) -> Option<String> {
+    refused.get(program.name).cloned().or_else(|| missing(facts, program))
+}
+
 fn way(facts: &Facts, refused: &BTreeMap<&'static str, String>, rung: &Rung) -> Way {
-    let obstacle = rung
-        .programs
-        .iter()
-        .find_map(|program| refused.get(program.name).cloned().or_else(|| missing(facts, program)));
+    let obstacle = rung.programs.iter().find_map(|program| obstacle(facts, refused, program));
     Way { hook: rung.hook, measured: rung.measured, obstacle, lack: rung.lack }
 }
 
@@ -273,6 +287,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const SIDES: [Side; 2] = [Side::Host, Side::Target];
+
     /// A kernel that has everything, as far as the ladders ask.
     fn rich(side: Side) -> Facts {
         let mut facts = Facts { release: "6.99".to_owned(), kprobes: true, ..Facts::none(side) };
@@ -296,12 +312,58 @@ mod tests {
 
     #[test]
     fn a_rich_kernel_gets_the_best_rung_everywhere() {
-        let plan = Plan::make(&rich(Side::Host), &BTreeMap::new());
-        assert_eq!(plan.survey.obstacles, Vec::<String>::new());
-        for hook in plan.survey.hooks() {
-            assert_eq!((hook.rung, hook.measured, &hook.why), (0, true, &None), "{hook:?}");
+        for side in SIDES {
+            let plan = Plan::make(&rich(side), &BTreeMap::new());
+            assert_eq!(plan.survey.obstacles, Vec::<String>::new());
+            for hook in plan.survey.hooks() {
+                assert_eq!((hook.rung, hook.measured, &hook.why), (0, true, &None), "{hook:?}");
+            }
+            assert!(plan.connections);
         }
-        assert!(plan.connections);
+    }
+
+    #[test]
+    fn what_a_kernel_is_built_without_is_left_out_and_nothing_else() {
+        let mut facts = rich(Side::Target);
+        facts.functions.remove("nvmet_passthru_execute_cmd");
+        let plan = Plan::make(&facts, &BTreeMap::new());
+        assert!(!plan.programs.contains("passthru_fentry") && plan.programs.contains("file_rw_fentry"));
+        let refused = BTreeMap::from([("file_rw_fentry", "EINVAL".to_owned())]);
+        let plan = Plan::make(&rich(Side::Target), &refused);
+        assert!(!plan.programs.contains("file_rw_fentry") && plan.programs.contains("bdev_rw_fentry"));
+    }
+
+    #[test]
+    fn a_transport_whose_driver_is_not_there_has_no_hooks() {
+        for side in SIDES {
+            for (there, gone) in [(Transport::Rdma, Transport::Tcp), (Transport::Tcp, Transport::Rdma)] {
+                let mut facts = rich(side);
+                let (_, module) = drivers(side).find(|(transport, _)| *transport == gone).unwrap();
+                facts.modules.remove(module.name);
+                facts.symbols.remove(module.function);
+                facts.structs.retain(|name| !module.structs.contains(&name.as_str()));
+                let plan = Plan::make(&facts, &BTreeMap::new());
+                assert_eq!(plan.survey.obstacles, Vec::<String>::new());
+                assert_eq!(plan.survey.transports, [there]);
+                assert!(plan.survey.hooks().iter().all(|hook| hook.transport != Some(gone)));
+                let only = |program: &&Program| program.attach.name().starts_with(module.name);
+                let of_driver = ladder::programs(side).filter(only);
+                assert_eq!(of_driver.filter(|program| plan.programs.contains(program.name)).count(), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn records_end_with_the_response_where_nothing_sees_it_sent() {
+        let mut facts = rich(Side::Target);
+        assert!(Plan::make(&facts, &BTreeMap::new()).takes(Boundary::TSent, Transport::Tcp));
+        for name in ["nvmet_try_send_response", "kernel_sendpage", "nvmet_setup_response_pdu"] {
+            facts.functions.remove(name);
+            facts.symbols.remove(name);
+        }
+        let plan = Plan::make(&facts, &BTreeMap::new());
+        assert!(!plan.takes(Boundary::TSent, Transport::Tcp) && plan.takes(Boundary::TSent, Transport::Rdma));
+        assert_eq!(plan.survey.obstacles, Vec::<String>::new());
     }
 
     #[test]
@@ -384,19 +446,22 @@ mod tests {
     proptest! {
         #[test]
         fn whatever_is_missing_the_programs_are_those_of_the_chosen_rungs(
-            gone in proptest::collection::vec(any::<(bool, bool, bool)>(), ladder::names(Side::Host).len()),
+            target: bool,
+            gone in proptest::collection::vec(any::<(bool, bool, bool)>(), 64),
             kprobes: bool,
         ) {
-            let mut facts = rich(Side::Host);
+            let side = if target { Side::Target } else { Side::Host };
+            let mut facts = rich(side);
             facts.kprobes = kprobes;
-            for (name, (function, tracepoint, symbol)) in ladder::names(Side::Host).into_iter().zip(gone) {
+            prop_assert!(ladder::names(side).len() <= gone.len());
+            for (name, (function, tracepoint, symbol)) in ladder::names(side).into_iter().zip(gone) {
                 if function { facts.functions.remove(name); }
                 if tracepoint { facts.tracepoints.remove(name); }
                 if symbol { facts.symbols.remove(name); }
             }
             let plan = Plan::make(&facts, &BTreeMap::new());
             prop_assert_eq!(plan.survey.hooks().len(), plan.survey.boundaries.len());
-            for program in ladder::programs(Side::Host) {
+            for program in ladder::programs(side) {
                 if plan.programs.contains(program.name) {
                     prop_assert!(missing(&facts, program).is_none());
                 }

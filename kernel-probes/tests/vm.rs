@@ -78,7 +78,7 @@ struct QueueRow {
     existed: bool,
 }
 
-/// What `record_host` printed.
+/// What `record_kernel` printed.
 #[derive(Debug, Default)]
 struct Recording {
     hooks: BTreeMap<String, (String, u32, bool)>,
@@ -134,7 +134,7 @@ impl Recording {
                 r2ts: f[11].parse()?,
                 position: (f[12] != "-").then(|| f[12].parse()).transpose()?,
                 turnaround: (f[13] != "-").then(|| f[13].parse()).transpose()?,
-                times: f[14..]
+                times: f[15..]
                     .iter()
                     .map(|t| Ok((*t != "-").then(|| t.parse()).transpose()?))
                     .collect::<Result<_>>()?,
@@ -190,7 +190,7 @@ impl Recording {
 
 /// Starts a recorder in the VM; it writes to `/tmp/NAME`, records until `/tmp/NAME.stop` exists.
 fn record<'vm>(vm: &'vm Vm, name: &str, options: &str) -> Result<Running<'vm>> {
-    vm.spawn(&format!("record_host --seconds 600 --until /tmp/{name}.stop {options} > /tmp/{name}"))
+    vm.spawn(&format!("record_kernel host --seconds 600 --until /tmp/{name}.stop {options} > /tmp/{name}"))
 }
 
 fn ready(vm: &Vm, name: &str, recorder: &Running<'_>) -> Result<()> {
@@ -216,7 +216,7 @@ fn the_host_is_recorded(kernel: Kernel, identity: &str) -> Result<()> {
     if !testbed::available(kernel)? {
         return Ok(());
     }
-    let vm = Vm::builder(kernel).program(example("record_host")?).program(example("host_io")?).boot()?;
+    let vm = Vm::builder(kernel).program(example("record_kernel")?).program(example("host_io")?).boot()?;
     before_the_driver_is_there(&vm)?;
 
     let drive = vm.null_blk(NullBlk { size_mb: 64, completion: Duration::ZERO, memory_backed: true })?;
@@ -299,11 +299,11 @@ fn the_host_is_recorded(kernel: Kernel, identity: &str) -> Result<()> {
 }
 
 fn before_the_driver_is_there(vm: &Vm) -> Result<()> {
-    let refused = vm.run("record_host --seconds 1", MINUTE)?;
+    let refused = vm.run("record_kernel host --seconds 1", MINUTE)?;
     ensure!(refused.status != 0, "recorded without a driver");
     let said = refused.errors();
     ensure!(said.contains("neither nvme-tcp nor nvme-rdma is loaded: modprobe nvme-tcp or modprobe nvme-rdma, or connect first"), "{said}");
-    let said = vm.sh("record_host --survey")?;
+    let said = vm.sh("record_kernel host --survey")?;
     ensure!(said.contains("obstacle\tneither nvme-tcp nor nvme-rdma is loaded"), "{said}");
     Ok(())
 }
@@ -478,7 +478,7 @@ fn newest_host_is_recorded() -> Result<()> {
 
 #[test]
 fn the_examples_are_built() -> Result<()> {
-    for name in ["record_host", "host_io"] {
+    for name in ["record_kernel", "host_io"] {
         ensure!(Path::new(&example(name)?).is_file());
     }
     Ok(())

@@ -2,6 +2,7 @@
 //! no kernel.
 
 mod host;
+mod target;
 
 use run_format::{Boundary, Side, Transport};
 use std::collections::BTreeSet;
@@ -50,6 +51,8 @@ pub(crate) struct Rung {
     pub(crate) hook: &'static str,
     /// Its own programs; empty where another's program does it.
     pub(crate) programs: &'static [Program],
+    /// More programs, for what not every kernel has: each is used where it can be attached.
+    pub(crate) also: &'static [Program],
     /// Whether it is the moment itself.
     pub(crate) measured: bool,
     /// What is less good about it.
@@ -79,9 +82,7 @@ pub(crate) enum Point {
     Disconnect,
     /// A controller that can not go on.
     Fatal,
-    /// A host that was not heard of for too long.
-    KeepAlive,
-    /// A controller's namespaces that changed.
+    /// A namespace that comes or goes.
     Namespaces,
     /// The drive's own time.
     Drive,
@@ -106,7 +107,7 @@ pub(crate) struct Ladder {
 pub(crate) const fn of(side: Side) -> &'static [Ladder] {
     match side {
         Side::Host => host::HOST,
-        Side::Target => &[],
+        Side::Target => target::TARGET,
     }
 }
 
@@ -131,16 +132,22 @@ const fn fexit(name: &'static str, function: &'static str) -> Program {
 }
 
 const fn rung(hook: &'static str, programs: &'static [Program]) -> Rung {
-    Rung { hook, programs, measured: true, lack: None }
+    Rung { hook, programs, also: &[], measured: true, lack: None }
 }
 
 const fn stand_in(hook: &'static str, programs: &'static [Program], lack: &'static str) -> Rung {
-    Rung { hook, programs, measured: false, lack: Some(lack) }
+    Rung { hook, programs, also: &[], measured: false, lack: Some(lack) }
+}
+
+impl Rung {
+    const fn with(self, also: &'static [Program]) -> Rung {
+        Rung { also, ..self }
+    }
 }
 
 /// Every program on a side's ladders, as often as it stands there.
 pub(crate) fn programs(side: Side) -> impl Iterator<Item = &'static Program> {
-    of(side).iter().flat_map(|ladder| ladder.rungs).flat_map(|rung| rung.programs)
+    of(side).iter().flat_map(|ladder| ladder.rungs).flat_map(|rung| rung.programs.iter().chain(rung.also))
 }
 
 /// Every tracepoint and function that a side's ladders name.
@@ -152,20 +159,24 @@ pub(crate) fn names(side: Side) -> BTreeSet<&'static str> {
 mod tests {
     use super::*;
 
-    const SIDES: [(Side, &str); 1] = [(Side::Host, include_str!("../../bpf/host.bpf.c"))];
+    const SIDES: [(Side, &str); 2] = [
+        (Side::Host, include_str!("../../bpf/host.bpf.c")),
+        (Side::Target, include_str!("../../bpf/target.bpf.c")),
+    ];
 
     #[test]
     fn each_boundary_has_at_most_one_ladder_a_transport_and_at_least_one_in_all() {
-        for side in [Side::Host] {
+        for (side, _) in SIDES {
             for boundary in Boundary::of(side) {
-                let of: Vec<Option<Transport>> = super::of(side)
+                let taken: Vec<Option<Transport>> = of(side)
                     .iter()
                     .filter(|ladder| ladder.point == Point::Boundary(boundary))
                     .map(|ladder| ladder.transport)
                     .collect();
-                let unique: BTreeSet<_> = of.iter().map(|t| t.map(Transport::name)).collect();
-                assert_eq!(unique.len(), of.len(), "{boundary}: {of:?}");
-                assert!(!of.is_empty() && (of.len() == 1 || !of.contains(&None)), "{boundary}: {of:?}");
+                let unique: BTreeSet<_> = taken.iter().map(|t| t.map(Transport::name)).collect();
+                assert_eq!(unique.len(), taken.len(), "{boundary}: {taken:?}");
+                assert!(!taken.is_empty(), "{boundary}");
+                assert!(taken.len() == 1 || !taken.contains(&None), "{boundary}: {taken:?}");
             }
         }
     }
@@ -179,9 +190,14 @@ mod tests {
                 if let Some(name) = line.strip_prefix("SEC(\"").and_then(|rest| rest.strip_suffix("\")")) {
                     section = Some(name.to_owned());
                 } else if let Some(section) = section.take() {
-                    let name =
-                        line.split_once('(').and_then(|(_, rest)| rest.split_once([',', ')'])).unwrap().0;
-                    written.insert((name.to_owned(), section));
+                    let (_, rest) = line.split_once('(').unwrap();
+                    written.insert((rest.split([',', ')']).next().unwrap().to_owned(), section));
+                } else if let Some(arguments) = line.strip_prefix("BOTH(") {
+                    let mut arguments = arguments.split(", ");
+                    let (name, function) = (arguments.next().unwrap(), arguments.next().unwrap());
+                    for kind in ["fentry", "kprobe"] {
+                        written.insert((format!("{name}_{kind}"), format!("{kind}/{function}")));
+                    }
                 }
             }
             let told: BTreeSet<(String, String)> = programs(side)

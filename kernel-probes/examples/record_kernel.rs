@@ -1,16 +1,18 @@
-//! Records the kernel's NVMe/TCP host for a while and prints what came, as lines of text:
+//! Records the kernel's NVMe-oF host or target for a while and prints what came, as lines of text:
 //! `hook`, `ready`, `queue`, `went`, `event`, `command` and `counters`, with tab-separated fields.
 
-use clap::Parser;
-use kernel_probes::Host;
+use clap::{Parser, ValueEnum};
+use kernel_probes::{Host, Target};
 use run_format::{Boundary, Command, Event, Nanos, Queue, QueueId, Side, Sink, Source};
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Records the kernel's NVMe/TCP host and prints every command.
+/// Records the kernel's NVMe-oF host or target and prints every command.
 #[derive(Debug, Parser)]
 struct Arguments {
+    /// Which of the two.
+    side: Which,
     /// Only print what this kernel offers.
     #[arg(long)]
     survey: bool,
@@ -37,7 +39,14 @@ struct Arguments {
     lazy: bool,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Which {
+    Host,
+    Target,
+}
+
 struct Printer<W: Write> {
+    side: Side,
     out: W,
     queues: u32,
 }
@@ -54,10 +63,10 @@ impl<W: Write> Sink for Printer<W> {
         let id = self.queues;
         self.queues += 1;
         let end = |end: &Option<run_format::Endpoint>| {
-            end.as_ref().map_or("-".to_owned(), |end| format!("{}\t{}", end.address, end.port))
+            end.as_ref().map_or("-\t-".to_owned(), |end| format!("{}\t{}", end.address, end.port))
         };
         self.line(format_args!(
-            "queue\t{id}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}",
+            "queue\t{id}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}",
             queue.subsystem_nqn,
             queue.host_nqn,
             queue.cntlid,
@@ -68,6 +77,7 @@ impl<W: Write> Sink for Printer<W> {
             queue.served_by.as_deref().unwrap_or("-"),
             queue.came.0,
             queue.existed,
+            queue.transport.name(),
         ));
         QueueId(id)
     }
@@ -79,11 +89,11 @@ impl<W: Write> Sink for Printer<W> {
     }
 
     fn command(&mut self, c: &Command) {
-        let times: Vec<String> = Boundary::of(Side::Host)
+        let times: Vec<String> = Boundary::of(self.side)
             .map(|boundary| c.time(boundary).map_or("-".to_owned(), |at| at.0.to_string()))
             .collect();
         self.line(format_args!(
-            "command\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}",
+            "command\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}",
             c.queue.0,
             c.cid.0,
             c.opcode,
@@ -97,6 +107,7 @@ impl<W: Write> Sink for Printer<W> {
             c.r2ts,
             c.stream_position.map_or("-".to_owned(), |p| p.to_string()),
             c.r2t_turnaround.map_or("-".to_owned(), |n| n.0.to_string()),
+            c.drive.map_or("-".to_owned(), |n| n.0.to_string()),
             times.join("\t"),
         ));
     }
@@ -107,57 +118,68 @@ impl<W: Write> Sink for Printer<W> {
 }
 
 fn main() -> anyhow::Result<()> {
-    let options = Arguments::parse();
-    if options.survey {
-        let survey = kernel_probes::survey(Side::Host)?;
-        println!("kernel\t{}", survey.kernel);
-        for choice in survey.boundaries.iter().chain(&survey.others) {
-            for (index, way) in choice.rungs.iter().enumerate() {
-                let mark = if choice.chosen == Some(index) { "*" } else { " " };
-                println!(
-                    "rung\t{}\t{mark}\t{}\t{}",
-                    choice.what,
-                    way.hook,
-                    way.obstacle.as_deref().unwrap_or("-")
-                );
-            }
-        }
-        for obstacle in &survey.obstacles {
-            println!("obstacle\t{obstacle}");
-        }
-        return Ok(());
-    }
-    let start = Instant::now();
-    let host_options = kernel_probes::Options {
-        one_in: options.one_in,
-        ring_bytes: options.ring_bytes,
-        in_flight: options.in_flight,
-        avoid: options.avoid.clone(),
+    let arguments = Arguments::parse();
+    let side = match arguments.side {
+        Which::Host => Side::Host,
+        Which::Target => Side::Target,
     };
-    let mut host = Host::attach(&host_options)?;
-    let mut printer = Printer { out: BufWriter::new(std::io::stdout()), queues: 0 };
-    for hook in host.hooks() {
+    if arguments.survey {
+        return print_survey(side);
+    }
+    let options = kernel_probes::Options {
+        one_in: arguments.one_in,
+        ring_bytes: arguments.ring_bytes,
+        in_flight: arguments.in_flight,
+        avoid: arguments.avoid.clone(),
+    };
+    let start = Instant::now();
+    match arguments.side {
+        Which::Host => record(Host::attach(&options)?, start, &arguments),
+        Which::Target => record(Target::attach(&options)?, start, &arguments),
+    }
+}
+
+fn print_survey(side: Side) -> anyhow::Result<()> {
+    let survey = kernel_probes::survey(side)?;
+    println!("kernel\t{}", survey.kernel);
+    for choice in survey.boundaries.iter().chain(&survey.others) {
+        for (index, way) in choice.rungs.iter().enumerate() {
+            let mark = if choice.chosen == Some(index) { "*" } else { " " };
+            let obstacle = way.obstacle.as_deref().unwrap_or("-");
+            println!("rung\t{}\t{mark}\t{}\t{obstacle}", choice.what, way.hook);
+        }
+    }
+    for obstacle in &survey.obstacles {
+        println!("obstacle\t{obstacle}");
+    }
+    Ok(())
+}
+
+fn record<S: Source>(mut source: S, start: Instant, arguments: &Arguments) -> anyhow::Result<()> {
+    let mut printer = Printer { side: source.side(), out: BufWriter::new(std::io::stdout()), queues: 0 };
+    for hook in source.hooks() {
         printer.line(format_args!(
-            "hook\t{}\t{}\t{}\t{}\t{}",
+            "hook\t{}\t{}\t{}\t{}\t{}\t{}",
             hook.boundary,
             hook.hook.as_deref().unwrap_or("-"),
             hook.rung,
             hook.measured,
-            hook.why.as_deref().unwrap_or("-")
+            hook.why.as_deref().unwrap_or("-"),
+            hook.transport.map_or("-", run_format::Transport::name),
         ));
     }
     printer.line(format_args!("ready\t{}", start.elapsed().as_millis()));
     printer.out.flush()?;
-    let end = Instant::now() + Duration::from_secs_f64(options.seconds);
-    while Instant::now() < end && !options.until.as_ref().is_some_and(|path| path.exists()) {
-        if options.lazy {
+    let end = Instant::now() + Duration::from_secs_f64(arguments.seconds);
+    while Instant::now() < end && !arguments.until.as_ref().is_some_and(|path| path.exists()) {
+        if arguments.lazy {
             std::thread::sleep(Duration::from_millis(50));
         } else {
-            host.poll(Duration::from_millis(100), &mut printer)?;
+            source.poll(Duration::from_millis(100), &mut printer)?;
         }
     }
-    host.stop(&mut printer)?;
-    let c = host.counters()?;
+    source.stop(&mut printer)?;
+    let c = source.counters()?;
     printer.line(format_args!(
         "counters\tseen\t{}\trecorded\t{}\tunsampled\t{}\tring_full\t{}\tmap_full\t{}\tunfinished\t{}\
          \tunreadable\t{}\tprobe_missed\t{}\tin_flight\t{}\tno_start\t{}",

@@ -1,0 +1,701 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * The Linux kernel target (nvmet) over NVMe/TCP and NVMe/RDMA: one record a command, from the capsule that
+ * was read to the response's first byte.
+ *
+ * A command's entry is made when nvmet_req_init begins, which every transport calls once a command with the
+ * submission queue entry in place: only there are those seen, too, that the target rejects while parsing
+ * them. Every later hook finds the entry by the address of its nvmet_req, which stays the command's own until
+ * its response is sent.
+ */
+#include "kernel.bpf.h"
+#include "nvmet.h"
+
+/* Set before loading. */
+
+/* Addresses of nvmet_bio_done and bio_chain_endio: what ends a bio tells whose it is. 0 when the kernel hides
+ * them; then the drive's own time stays unknown. */
+const volatile __u64 end_of_command_bio = 0;
+const volatile __u64 end_of_chained_bio = 0;
+/* No hook tells of the first byte that is sent: the record ends with the response. */
+const volatile bool tcp_ends_with_response = false;
+
+/* A command between its capsule and its response. */
+struct in_flight {
+	struct fab_command record;
+	__u64 sq; /* struct nvmet_sq * */
+	__u64 drive_since; /* when its first block request was issued, 0 for none */
+	__u64 drive_until; /* when one of them was completed last */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__type(key, __u64); /* struct nvmet_req * */
+	__type(value, struct in_flight);
+} commands SEC(".maps");
+
+/* Commands that were counted as lost and still run, so that their ends are not taken for those of commands
+ * from before. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u64); /* struct nvmet_req * */
+	__type(value, __u8);
+} losses SEC(".maps");
+
+/* One connection of one queue. Its capsules are read by one task at a time, so what was read last stands
+ * here. */
+struct queue {
+	__u64 key; /* 0: not announced yet */
+	__u64 connected; /* when it was seen to connect, 0 when it was not */
+	__u64 received_at; /* when the capsule began to be read that has no command yet, 0 for none */
+	__u64 position; /* the stream position of its first byte */
+	__u16 cntlid;
+	__u16 qid;
+	bool plain; /* nothing encrypts below: stream positions are those of the wire */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u64); /* struct nvmet_sq * */
+	__type(value, struct queue);
+} queues SEC(".maps");
+
+/* The queue that the running task sends on. A CPU would not do, since the driver's worker may be
+ * preempted. */
+struct doing {
+	__u64 sending; /* struct nvmet_tcp_queue * */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct doing);
+} tasks SEC(".maps");
+
+#define container(pointer, type, member) ((type *)((void *)(pointer)-bpf_core_field_offset(type, member)))
+#define member_of(pointer, type, member) ((void *)(pointer) + bpf_core_field_offset(type, member))
+
+/* nvmet_fabrics_ops.type: the TRTYPE of the discovery log (NVMe base specification, figure 294). */
+#define TRTYPE_RDMA 1
+#define TRTYPE_TCP 3
+/* Opcodes of the NVM command set. */
+#define NVME_WRITE 1
+#define NVME_READ 2
+
+static __always_inline struct in_flight *find(struct nvmet_req *req)
+{
+	__u64 key = (__u64)req;
+
+	return bpf_map_lookup_elem(&commands, &key);
+}
+
+static __always_inline struct queue *queue_at(void *sq)
+{
+	__u64 key = (__u64)sq;
+
+	return bpf_map_lookup_elem(&queues, &key);
+}
+
+static __always_inline struct nvmet_tcp_cmd *tcp_command(struct nvmet_req *req)
+{
+	return container(req, struct nvmet_tcp_cmd, req);
+}
+
+static __always_inline struct nvmet_req *tcp_req(struct nvmet_tcp_cmd *cmd)
+{
+	return member_of(cmd, struct nvmet_tcp_cmd, req);
+}
+
+static __always_inline struct nvmet_rdma_rsp *rdma_command(struct nvmet_req *req)
+{
+	return container(req, struct nvmet_rdma_rsp, req);
+}
+
+/* Of a discard that is several bios only the last tells whose it is, so it could be known in part only; flushes
+ * have requests without a bio. */
+static __always_inline bool has_drive(__u8 opcode)
+{
+	return opcode == NVME_READ || opcode == NVME_WRITE;
+}
+
+/* The command is over: its record goes out. Its completion stands until its memory is used again. */
+static __always_inline void end(struct in_flight *command, struct nvmet_req *req)
+{
+	__u64 key = (__u64)req;
+
+	command->record.status = (BPF_CORE_READ(req, cqe, status) >> 1) & 0x7ff;
+	command->record.bytes = BPF_CORE_READ(req, transfer_len);
+	if (has_drive(command->record.opcode) && command->drive_since && command->drive_until > command->drive_since)
+		command->record.drive = command->drive_until - command->drive_since;
+	send_record(&command->record);
+	bpf_map_delete_elem(&commands, &key);
+}
+
+static __always_inline void lose(__u64 key, __u32 counter)
+{
+	__u8 one = 1;
+
+	count(counter);
+	bpf_map_update_elem(&losses, &key, &one, BPF_ANY);
+}
+
+/* A queue begins: nothing that was known under its address is of it. */
+static __always_inline int on_install(struct nvmet_req *req)
+{
+	struct queue queue = { .connected = bpf_ktime_get_ns() };
+	__u64 key = (__u64)BPF_CORE_READ(req, sq);
+
+	bpf_map_update_elem(&queues, &key, &queue, BPF_ANY);
+	return 0;
+}
+
+BOTH(install, nvmet_install_queue, on_install(req), struct nvmet_ctrl *ctrl, struct nvmet_req *req)
+
+/*
+ * t_recv: a capsule begins to be read. The driver looks for one once more when there is none, so the last
+ * time before a command is its own; a capsule that comes in pieces keeps the time of its first.
+ */
+static __always_inline void received(struct nvmet_sq *sq, __u64 position)
+{
+	struct queue *queue = queue_at(sq);
+
+	if (!queue) {
+		struct queue first = {};
+		__u64 key = (__u64)sq;
+
+		if (!BPF_CORE_READ(sq, qid))
+			return;
+		bpf_map_update_elem(&queues, &key, &first, BPF_NOEXIST);
+		queue = queue_at(sq);
+		if (!queue)
+			return;
+	}
+	queue->received_at = bpf_ktime_get_ns();
+	queue->position = position;
+}
+
+static __always_inline int on_receive_tcp(struct nvmet_tcp_queue *queue)
+{
+	struct tcp_sock *tcp;
+
+	if (!recording || BPF_CORE_READ(queue, offset))
+		return 0;
+	/* Only this task reads from the socket, so it needs no lock. */
+	tcp = (void *)BPF_CORE_READ(queue, sock, sk);
+	received(member_of(queue, struct nvmet_tcp_queue, nvme_sq), BPF_CORE_READ(tcp, copied_seq));
+	return 0;
+}
+
+BOTH(receive_tcp, nvmet_tcp_try_recv_pdu, on_receive_tcp(queue), struct nvmet_tcp_queue *queue)
+
+static __always_inline int on_receive_rdma(struct ib_wc *wc)
+{
+	struct nvmet_rdma_queue *queue;
+
+	if (!recording)
+		return 0;
+	queue = (void *)BPF_CORE_READ(wc, qp, qp_context);
+	received(member_of(queue, struct nvmet_rdma_queue, nvme_sq), FAB_NO_POSITION);
+	return 0;
+}
+
+BOTH(receive_rdma, nvmet_rdma_recv_done, on_receive_rdma(wc), void *cq, struct ib_wc *wc)
+
+/* Tells the loader of a queue; false when the ring has no room. */
+static __always_inline bool announce(struct queue *queue, struct nvmet_req *req, struct nvmet_sq *sq, bool rdma,
+				     __u64 now)
+{
+	struct kernel_queue *m = bpf_ringbuf_reserve(&ring, sizeof(*m), 0);
+	struct nvmet_ctrl *ctrl;
+	char *nqn;
+
+	if (!m)
+		return false;
+	__builtin_memset(m, 0, sizeof(*m));
+	ctrl = BPF_CORE_READ(sq, ctrl);
+	queue->qid = BPF_CORE_READ(sq, qid);
+	queue->cntlid = BPF_CORE_READ(ctrl, cntlid);
+	queue->key = new_queue_key();
+	m->message = KERNEL_MSG_QUEUE;
+	m->key = queue->key;
+	m->came = queue->connected ? queue->connected : now;
+	m->existed = !queue->connected;
+	m->qid = queue->qid;
+	m->cntlid = queue->cntlid;
+	m->instance = queue->cntlid;
+	m->io_cpu = KERNEL_NO_CPU;
+	nqn = BPF_CORE_READ(ctrl, subsys, subsysnqn);
+	bpf_probe_read_kernel_str(m->subsystem_nqn, sizeof(m->subsystem_nqn), nqn);
+	nqn = member_of(ctrl, struct nvmet_ctrl, hostnqn);
+	bpf_probe_read_kernel_str(m->host_nqn, sizeof(m->host_nqn), nqn);
+	if (rdma) {
+		if (bpf_core_type_exists(struct nvmet_rdma_rsp))
+			rdma_ends(m, BPF_CORE_READ(rdma_command(req), queue, cm_id));
+	} else if (bpf_core_type_exists(struct nvmet_tcp_cmd)) {
+		tcp_ends(m, BPF_CORE_READ(tcp_command(req), queue, sock, sk));
+		queue->plain = m->family && !m->encrypted;
+	}
+	bpf_ringbuf_submit(m, ring_flags());
+	return true;
+}
+
+/* The command's identity, and where it starts to be seen: not a boundary of its own, and t_recv's second
+ * choice. */
+static __always_inline int on_init(struct nvmet_req *req, struct nvmet_sq *sq, const struct nvmet_fabrics_ops *ops)
+{
+	struct in_flight command = {};
+	__u64 key = (__u64)req, sq_key = (__u64)sq, now;
+	struct queue *queue;
+	struct sqe sqe;
+	__u32 type;
+
+	if (!recording || !BPF_CORE_READ(sq, qid))
+		return 0;
+	type = BPF_CORE_READ(ops, type);
+	if (type != TRTYPE_TCP && type != TRTYPE_RDMA)
+		return 0;
+	if (bpf_probe_read_kernel(&sqe, sizeof(sqe), BPF_CORE_READ(req, cmd))) {
+		count(FAB_SEEN);
+		lose(key, FAB_LOST_READ);
+		return 0;
+	}
+	/* Connect comes to a queue before it has its number, and its controller. */
+	if (sqe.opcode == FABRICS_COMMAND || !BPF_CORE_READ(sq, ctrl))
+		return 0;
+
+	count(FAB_SEEN);
+	if (!bpf_map_delete_elem(&commands, &key))
+		/* Its memory was used again: its end was not seen. */
+		count(FAB_LOST_UNFINISHED);
+	bpf_map_delete_elem(&losses, &key);
+	queue = queue_at(sq);
+	if (!is_sampled(&sqe)) {
+		if (queue)
+			queue->received_at = 0;
+		count(FAB_UNSAMPLED);
+		return 0;
+	}
+
+	now = bpf_ktime_get_ns();
+	if (!queue) {
+		struct queue first = {};
+
+		bpf_map_update_elem(&queues, &sq_key, &first, BPF_NOEXIST);
+		queue = queue_at(sq);
+		if (!queue) {
+			lose(key, FAB_LOST_MAP);
+			return 0;
+		}
+	}
+	if (!queue->key && !announce(queue, req, sq, type == TRTYPE_RDMA, now)) {
+		queue->received_at = 0;
+		lose(key, FAB_LOST_RING);
+		return 0;
+	}
+	identify(&command.record, &sqe);
+	command.sq = sq_key;
+	command.record.queue = queue->key;
+	command.record.ts[FAB_T_RECV] = now;
+	if (queue->received_at) {
+		command.record.ts[FAB_T_RECV] = queue->received_at;
+		if (queue->plain)
+			command.record.stream_position = queue->position;
+		queue->received_at = 0;
+	}
+	if (bpf_map_update_elem(&commands, &key, &command, BPF_ANY))
+		lose(key, FAB_LOST_MAP);
+	return 0;
+}
+
+/* First choice. Newer kernels have one argument less before the last two: they are counted from the end. */
+SEC("fentry/nvmet_req_init")
+int BPF_PROG(init_fentry, struct nvmet_req *req)
+{
+	__u64 n = bpf_get_func_arg_cnt(ctx), sq = 0, ops = 0;
+
+	if (n < 3 || bpf_get_func_arg(ctx, n - 2, &sq) || bpf_get_func_arg(ctx, n - 1, &ops))
+		return 0;
+	return on_init(req, (struct nvmet_sq *)sq, (const struct nvmet_fabrics_ops *)ops);
+}
+
+/* After the command was parsed. A module's tracepoint may have null arguments as far as the verifier knows
+ * (6.12). */
+SEC("tp_btf/nvmet_req_init")
+int BPF_PROG(init_tp, struct nvmet_req *req)
+{
+	return req ? on_init(req, BPF_CORE_READ(req, sq), BPF_CORE_READ(req, ops)) : 0;
+}
+
+/* Where the module's type information does not tell of the tracepoint. */
+SEC("raw_tp/nvmet_req_init")
+int BPF_PROG(init_raw, struct nvmet_req *req)
+{
+	return on_init(req, BPF_CORE_READ(req, sq), BPF_CORE_READ(req, ops));
+}
+
+/* t_r2t: the host is asked for a write's data. */
+static __always_inline void asked(struct in_flight *command)
+{
+	command->record.ts[FAB_T_R2T] = bpf_ktime_get_ns();
+	if (command->record.r2ts != 255)
+		command->record.r2ts++;
+}
+
+/* Over TCP: the function that sends an R2T, before it sent any of it. */
+static __always_inline int on_send_r2t(struct nvmet_tcp_cmd *cmd)
+{
+	struct in_flight *command = find(tcp_req(cmd));
+
+	/* The target sends one R2T for all of a command's data, if in pieces. */
+	if (command && !command->record.ts[FAB_T_R2T] && !BPF_CORE_READ(cmd, offset))
+		asked(command);
+	return 0;
+}
+
+BOTH(send_r2t, nvmet_try_send_r2t, on_send_r2t(cmd), struct nvmet_tcp_cmd *cmd)
+
+/* Over RDMA: the READs are about to be posted. It comes again when the send queue had no room. */
+static __always_inline int on_pull(struct nvmet_rdma_rsp *rsp)
+{
+	struct in_flight *command = find(member_of(rsp, struct nvmet_rdma_rsp, req));
+
+	/* A command's second bit is set when data goes to the target (NVMe base specification, 3.3.3.1.1). */
+	if (command && (command->record.opcode & 1) && BPF_CORE_READ(rsp, n_rdma)) {
+		command->record.r2ts = 0;
+		asked(command);
+	}
+	return 0;
+}
+
+BOTH(pull, nvmet_rdma_execute_command, on_pull(rsp), struct nvmet_rdma_rsp *rsp)
+
+/* t_data over RDMA: the READs are done. */
+static __always_inline int on_pulled(struct ib_wc *wc)
+{
+	struct nvmet_rdma_rsp *rsp = container(BPF_CORE_READ(wc, wr_cqe), struct nvmet_rdma_rsp, read_cqe);
+	struct in_flight *command = find(member_of(rsp, struct nvmet_rdma_rsp, req));
+
+	if (command)
+		command->record.ts[FAB_T_DATA] = bpf_ktime_get_ns();
+	return 0;
+}
+
+BOTH(pulled, nvmet_rdma_read_data_done, on_pulled(wc), void *cq, struct ib_wc *wc)
+
+/*
+ * t_submit: the command is given to its back end. The transport does so when all of its data is there, in the
+ * function that read the last of it, so over TCP this is t_data of a write with an R2T, too.
+ */
+static __always_inline int on_submit(struct nvmet_req *req)
+{
+	struct in_flight *command = find(req);
+
+	if (!command || command->record.ts[FAB_T_SUBMIT])
+		return 0;
+	command->record.ts[FAB_T_SUBMIT] = bpf_ktime_get_ns();
+	if (command->record.ts[FAB_T_R2T] && !command->record.ts[FAB_T_DATA])
+		command->record.ts[FAB_T_DATA] = command->record.ts[FAB_T_SUBMIT];
+	return 0;
+}
+
+BOTH(bdev_rw, nvmet_bdev_execute_rw, on_submit(req), struct nvmet_req *req)
+BOTH(bdev_flush, nvmet_bdev_execute_flush, on_submit(req), struct nvmet_req *req)
+BOTH(bdev_dsm, nvmet_bdev_execute_dsm, on_submit(req), struct nvmet_req *req)
+BOTH(bdev_zeroes, nvmet_bdev_execute_write_zeroes, on_submit(req), struct nvmet_req *req)
+BOTH(bdev_append, nvmet_bdev_execute_zone_append, on_submit(req), struct nvmet_req *req)
+BOTH(bdev_zones, nvmet_bdev_execute_zone_mgmt_recv, on_submit(req), struct nvmet_req *req)
+BOTH(bdev_zone, nvmet_bdev_execute_zone_mgmt_send, on_submit(req), struct nvmet_req *req)
+BOTH(file_rw, nvmet_file_execute_rw, on_submit(req), struct nvmet_req *req)
+BOTH(file_flush, nvmet_file_execute_flush, on_submit(req), struct nvmet_req *req)
+BOTH(file_dsm, nvmet_file_execute_dsm, on_submit(req), struct nvmet_req *req)
+BOTH(file_zeroes, nvmet_file_execute_write_zeroes, on_submit(req), struct nvmet_req *req)
+BOTH(passthru, nvmet_passthru_execute_cmd, on_submit(req), struct nvmet_req *req)
+
+/* t_done: the back end is through with a command that it was given. */
+static __always_inline int on_done(struct nvmet_req *req)
+{
+	struct in_flight *command = find(req);
+
+	if (command && command->record.ts[FAB_T_SUBMIT] && !command->record.ts[FAB_T_DONE])
+		command->record.ts[FAB_T_DONE] = bpf_ktime_get_ns();
+	return 0;
+}
+
+BOTH(bdev_done, nvmet_bio_done, on_done(BPF_CORE_READ(bio, bi_private)), struct bio *bio)
+BOTH(file_done, nvmet_file_io_done, on_done(container(iocb, struct nvmet_req, f.iocb)), struct kiocb *iocb)
+BOTH(passthru_done, nvmet_passthru_req_done, on_done(BPF_CORE_READ(rq, end_io_data)), struct request *rq)
+
+/* For commands that a back end completes where it was given them, or from a work item of its own; a few
+ * instructions later where it does so from the functions above. */
+SEC("tp_btf/nvmet_req_complete")
+int BPF_PROG(complete_tp, struct nvmet_req *req)
+{
+	return req ? on_done(req) : 0;
+}
+
+SEC("raw_tp/nvmet_req_complete")
+int BPF_PROG(complete_raw, struct nvmet_req *req)
+{
+	return on_done(req);
+}
+
+/* A response to a command that is not in the map: it may have begun before recording did. Its memory still
+ * holds it. */
+static __always_inline void not_known(struct nvmet_req *req)
+{
+	__u64 key = (__u64)req;
+	struct sqe sqe;
+
+	if (!recording || !BPF_CORE_READ(req, sq, qid) || !bpf_map_delete_elem(&losses, &key))
+		return;
+	if (bpf_probe_read_kernel(&sqe, sizeof(sqe), BPF_CORE_READ(req, cmd)) || sqe.opcode == FABRICS_COMMAND)
+		return;
+	if (is_sampled(&sqe))
+		count(FAB_NO_START);
+}
+
+/*
+ * t_resp over TCP: the response is queued. So are R2Ts, by the same function, before the command is executed.
+ * It may come twice, when a write was rejected before its in-capsule data was read: the last counts.
+ */
+static __always_inline int on_response_tcp(struct nvmet_req *req)
+{
+	struct in_flight *command = find(req);
+	struct nvmet_tcp_cmd *cmd = tcp_command(req);
+
+	if (!BPF_CORE_READ(req, cqe, status) && (BPF_CORE_READ(cmd, rbytes_done) < BPF_CORE_READ(req, transfer_len))) {
+		__u8 opcode = 0;
+
+		bpf_probe_read_kernel(&opcode, sizeof(opcode), BPF_CORE_READ(req, cmd));
+		if (opcode & 1)
+			return 0;
+	}
+	if (!command) {
+		not_known(req);
+		return 0;
+	}
+	command->record.ts[FAB_T_RESP] = bpf_ktime_get_ns();
+	if (tcp_ends_with_response)
+		end(command, req);
+	return 0;
+}
+
+BOTH(response_tcp, nvmet_tcp_queue_response, on_response_tcp(req), struct nvmet_req *req)
+
+/* t_resp and t_sent over RDMA: the data's WRITE and the response's SEND are about to be posted, as one. */
+static __always_inline int on_response_rdma(struct nvmet_req *req)
+{
+	struct in_flight *command = find(req);
+
+	if (!command) {
+		not_known(req);
+		return 0;
+	}
+	command->record.ts[FAB_T_RESP] = bpf_ktime_get_ns();
+	command->record.ts[FAB_T_SENT] = command->record.ts[FAB_T_RESP];
+	end(command, req);
+	return 0;
+}
+
+BOTH(response_rdma, nvmet_rdma_queue_response, on_response_rdma(req), struct nvmet_req *req)
+
+/* t_sent over TCP: a response's first byte is about to go to the socket, and with that the command's own
+ * time is over. */
+static __always_inline void sent(struct nvmet_tcp_cmd *cmd)
+{
+	struct nvmet_req *req = tcp_req(cmd);
+	struct in_flight *command = find(req);
+
+	if (!command)
+		return;
+	command->record.ts[FAB_T_SENT] = bpf_ktime_get_ns();
+	end(command, req);
+}
+
+/* First choice: of a read the function that sends its first C2HData header; of others, that which sends the
+ * CQE. A read is over by then. */
+static __always_inline int on_send(struct nvmet_tcp_cmd *cmd)
+{
+	if (!BPF_CORE_READ(cmd, offset))
+		sent(cmd);
+	return 0;
+}
+
+BOTH(send_data, nvmet_try_send_data_pdu, on_send(cmd), struct nvmet_tcp_cmd *cmd)
+BOTH(send_response, nvmet_try_send_response, on_send(cmd), struct nvmet_tcp_cmd *cmd)
+
+/*
+ * t_r2t and t_sent where the compiler inlined those functions: the page that goes to the socket from inside
+ * nvmet_tcp_io_work. A queue that a task left behind does no harm, since its socket is another one.
+ */
+static __always_inline int on_io_work(struct work_struct *work)
+{
+	struct doing *doing = bpf_task_storage_get(&tasks, bpf_get_current_task_btf(), 0,
+						   BPF_LOCAL_STORAGE_GET_F_CREATE);
+
+	if (doing)
+		doing->sending = (__u64)container(work, struct nvmet_tcp_queue, io_work);
+	return 0;
+}
+
+static __always_inline int on_sendpage(struct socket *sock)
+{
+	struct doing *doing = bpf_task_storage_get(&tasks, bpf_get_current_task_btf(), 0, 0);
+	struct nvmet_tcp_queue *queue;
+	struct nvmet_tcp_cmd *cmd;
+	enum nvmet_tcp_send_state state;
+
+	if (!doing || !doing->sending)
+		return 0;
+	queue = (void *)doing->sending;
+	if (BPF_CORE_READ(queue, sock) != sock)
+		return 0;
+	cmd = BPF_CORE_READ(queue, snd_cmd);
+	if (!cmd)
+		return 0;
+	state = BPF_CORE_READ(cmd, state);
+	if (state == bpf_core_enum_value(enum nvmet_tcp_send_state, NVMET_TCP_SEND_R2T))
+		return on_send_r2t(cmd);
+	if (state == bpf_core_enum_value(enum nvmet_tcp_send_state, NVMET_TCP_SEND_DATA_PDU) ||
+	    state == bpf_core_enum_value(enum nvmet_tcp_send_state, NVMET_TCP_SEND_RESPONSE))
+		return on_send(cmd);
+	return 0;
+}
+
+BOTH(io_work, nvmet_tcp_io_work, on_io_work(work), struct work_struct *work)
+BOTH(sendpage, kernel_sendpage, on_sendpage(sock), struct socket *sock)
+
+/* t_sent, later: the response PDU is made, of a read after its data has gone to the socket. */
+static __always_inline int on_setup_response(struct nvmet_tcp_cmd *cmd)
+{
+	sent(cmd);
+	return 0;
+}
+
+BOTH(setup_response, nvmet_setup_response_pdu, on_setup_response(cmd), struct nvmet_tcp_cmd *cmd)
+
+/*
+ * The drive's own time: from the issue of the first block request with a bio of the command's to the
+ * completion of the last. A read or write is one bio, or several that are chained to the first, and the block
+ * layer may split each into a chain. Below a stacked device (device mapper, md) the requests carry other
+ * bios, and nothing is known.
+ */
+#define BIOS_OF_REQUEST 32
+#define CHAINED_BIOS 8
+
+static __always_inline struct in_flight *command_of(struct bio *bio)
+{
+	for (int i = 0; i < CHAINED_BIOS; i++) {
+		__u64 ends = (__u64)BPF_CORE_READ(bio, bi_end_io);
+		void *private = BPF_CORE_READ(bio, bi_private);
+
+		if (ends == end_of_command_bio)
+			return find(private);
+		if (ends != end_of_chained_bio)
+			return 0;
+		bio = private;
+	}
+	return 0;
+}
+
+static __always_inline int on_request(struct request *rq, bool issue)
+{
+	struct bio *bio;
+	__u64 now = 0;
+
+	if (!end_of_command_bio || !end_of_chained_bio)
+		return 0;
+	bio = BPF_CORE_READ(rq, bio);
+	/* The block layer merges the bios of several commands into one request, too. */
+	for (int i = 0; i < BIOS_OF_REQUEST && bio; i++) {
+		struct in_flight *command = command_of(bio);
+
+		if (command) {
+			now = now ? now : bpf_ktime_get_ns();
+			if (!issue)
+				command->drive_until = now;
+			else if (!command->drive_since)
+				command->drive_since = now;
+		}
+		bio = BPF_CORE_READ(bio, bi_next);
+	}
+	return 0;
+}
+
+SEC("tp_btf/block_rq_issue")
+int BPF_PROG(issue_tp, struct request *rq)
+{
+	return on_request(rq, true);
+}
+
+SEC("tp_btf/block_rq_complete")
+int BPF_PROG(issued_tp, struct request *rq)
+{
+	return on_request(rq, false);
+}
+
+/* A queue is gone with all that its commands waited for. */
+struct leaving {
+	__u64 sq;
+};
+
+static long leave(void *map, __u64 *key, struct in_flight *command, struct leaving *leaving)
+{
+	if (command->sq == leaving->sq && !bpf_map_delete_elem(&commands, key))
+		count(FAB_LOST_UNFINISHED);
+	return 0;
+}
+
+static __always_inline int on_destroy(struct nvmet_sq *sq)
+{
+	struct leaving leaving = { .sq = (__u64)sq };
+	struct queue *queue = queue_at(sq);
+
+	if (!queue)
+		return 0;
+	if (queue->key) {
+		send_event(KERNEL_EVENT_QUEUE_GONE, queue->cntlid, queue->qid, queue->key);
+		bpf_for_each_map_elem(&commands, leave, &leaving, 0);
+	}
+	bpf_map_delete_elem(&queues, &leaving.sq);
+	return 0;
+}
+
+/* First choice: by its end every command of the queue is complete, sent or not. */
+SEC("fexit/nvmet_sq_destroy")
+int BPF_PROG(destroy_fexit, struct nvmet_sq *sq)
+{
+	return on_destroy(sq);
+}
+
+SEC("kprobe/nvmet_sq_destroy")
+int BPF_KPROBE(destroy_kprobe, struct nvmet_sq *sq)
+{
+	return on_destroy(sq);
+}
+
+/* What explains gaps. */
+
+static __always_inline int on_fatal(struct nvmet_ctrl *ctrl)
+{
+	send_event(KERNEL_EVENT_FATAL, BPF_CORE_READ(ctrl, cntlid), 0, 0);
+	return 0;
+}
+
+BOTH(fatal, nvmet_ctrl_fatal_error, on_fatal(ctrl), struct nvmet_ctrl *ctrl)
+
+static __always_inline int on_namespace(struct nvmet_ns *ns, bool enable)
+{
+	if (bpf_core_field_exists(ns->enabled) && BPF_CORE_READ(ns, enabled) == enable)
+		return 0;
+	send_event(enable ? KERNEL_EVENT_NAMESPACE_ENABLED : KERNEL_EVENT_NAMESPACE_DISABLED,
+		   BPF_CORE_READ(ns, nsid), 0, 0);
+	return 0;
+}
+
+BOTH(enable, nvmet_ns_enable, on_namespace(ns, true), struct nvmet_ns *ns)
+BOTH(disable, nvmet_ns_disable, on_namespace(ns, false), struct nvmet_ns *ns)
