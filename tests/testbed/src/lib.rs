@@ -45,5 +45,5 @@ mod wire;
 pub use available::{WhyNot, available, why_not};
 pub use kernel::{CACHE_VARIABLE, Kernel};
 pub use nix::sys::signal::Signal;
-pub use nvme::{Controller, NullBlk};
+pub use nvme::{Backing, Controller, NullBlk, Port, SoftRoce, Transport};
 pub use vm::{Builder, Output, Running, SHORT, Vm};

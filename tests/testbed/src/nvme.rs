@@ -23,8 +23,62 @@ pub struct NullBlk {
     pub size_mb: u64,
     /// How long each command takes, by a timer; at zero it completes where it is submitted.
     pub completion: Duration,
-    /// Whether it keeps what is written. Otherwise reads give whatever the buffer held.
+    /// Whether it keeps what is written, and takes discards. Otherwise reads give whatever the buffer held.
     pub memory_backed: bool,
+}
+
+/// A network that carries NVMe-oF.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// NVMe/TCP.
+    Tcp,
+    /// NVMe/RDMA.
+    Rdma,
+}
+
+impl Transport {
+    /// As the kernel calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
+        }
+    }
+}
+
+/// Where the kernel's target listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Port<'a> {
+    /// Over what.
+    pub transport: Transport,
+    /// An IPv4 address of the VM; over TCP also `0.0.0.0`.
+    pub address: &'a str,
+    /// The port's number.
+    pub number: u16,
+}
+
+/// What the kernel's target does a namespace's I/O with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backing<'a> {
+    /// A block device.
+    Block(&'a str),
+    /// A file, past the page cache, which not every file system can.
+    File(&'a str),
+    /// A file or a block device, through the page cache.
+    Buffered(&'a str),
+}
+
+/// The two ends of a network of soft RoCE devices inside one VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SoftRoce {
+    /// The host's network device.
+    pub host_device: &'static str,
+    /// The host's address.
+    pub host_address: &'static str,
+    /// The target's network device.
+    pub target_device: &'static str,
+    /// The target's address.
+    pub target_address: &'static str,
 }
 
 impl Default for NullBlk {
@@ -51,28 +105,19 @@ impl Vm {
     ///
     /// When the kernel refuses, with what it logged.
     pub fn connect_tcp(&self, address: &str, port: u16, subnqn: &str, options: &str) -> Result<Controller> {
-        self.connect("tcp", address, port, subnqn, options)
+        self.connect(&Port { transport: Transport::Tcp, address, number: port }, subnqn, options)
     }
 
-    /// As [`Self::connect_tcp`], over RDMA.
+    /// As [`Self::connect_tcp`], over any transport and to where a target of this VM listens.
     ///
     /// # Errors
     ///
     /// When the kernel refuses, with what it logged.
-    pub fn connect_rdma(&self, address: &str, port: u16, subnqn: &str, options: &str) -> Result<Controller> {
-        self.connect("rdma", address, port, subnqn, options)
-    }
-
-    fn connect(
-        &self,
-        transport: &str,
-        address: &str,
-        port: u16,
-        subnqn: &str,
-        options: &str,
-    ) -> Result<Controller> {
+    pub fn connect(&self, port: &Port<'_>, subnqn: &str, options: &str) -> Result<Controller> {
+        let Port { transport, address, number } = port;
+        let transport = transport.name();
         self.load_module(&format!("nvme-{transport}"))?;
-        let mut words = format!("transport={transport},traddr={address},trsvcid={port},nqn={subnqn}");
+        let mut words = format!("transport={transport},traddr={address},trsvcid={number},nqn={subnqn}");
         if !options.is_empty() {
             words.push(',');
             words.push_str(options);
@@ -146,7 +191,7 @@ impl Vm {
             "set -e; modprobe null_blk nr_devices=0; cd /sys/kernel/config/nullb; n=0; \
              while [ -e nullb$n ]; do n=$((n + 1)); done; mkdir nullb$n; cd nullb$n; \
              echo {size_mb} > size; echo {irqmode} > irqmode; echo {nanos} > completion_nsec; \
-             echo {} > memory_backed; echo 1 > power; echo /dev/nullb$(cat index)",
+             echo {0} > memory_backed; echo {0} > discard; echo 1 > power; echo /dev/nullb$(cat index)",
             u8::from(memory_backed)
         ))?;
         Ok(text.trim().to_owned())
@@ -159,33 +204,111 @@ impl Vm {
     ///
     /// When the kernel refuses, or the subsystem exists already.
     pub fn nvmet_tcp(&self, subnqn: &str, device: &str, port: u16) -> Result<()> {
-        self.nvmet("tcp", "0.0.0.0", subnqn, device, port)
+        let port = Port { transport: Transport::Tcp, address: "0.0.0.0", number: port };
+        self.nvmet(subnqn, &[Backing::Block(device)], &port)
     }
 
-    /// As [`Self::nvmet_tcp`], over RDMA and on one address.
+    /// Serves namespaces 1, 2 and so on in a new subsystem by the kernel's target. Several subsystems may
+    /// share a port.
     ///
     /// # Errors
     ///
     /// When the kernel refuses, or the subsystem exists already.
-    pub fn nvmet_rdma(&self, address: &str, subnqn: &str, device: &str, port: u16) -> Result<()> {
-        self.nvmet("rdma", address, subnqn, device, port)
+    pub fn nvmet(&self, subnqn: &str, namespaces: &[Backing<'_>], port: &Port<'_>) -> Result<()> {
+        let mut script = String::new();
+        for (nsid, backing) in (1..).zip(namespaces) {
+            let (path, buffered) = match backing {
+                Backing::Block(path) | Backing::File(path) => (path, 0),
+                Backing::Buffered(path) => (path, 1),
+            };
+            script.push_str(&format!(
+                "n=\"$s\"/namespaces/{nsid}; mkdir \"$n\"; printf %s {} > \"$n\"/device_path; \
+                 echo {buffered} > \"$n\"/buffered_io; echo 1 > \"$n\"/enable; ",
+                quote(path)
+            ));
+        }
+        self.subsystem(subnqn, &script, port)
     }
 
-    fn nvmet(&self, transport: &str, address: &str, subnqn: &str, device: &str, port: u16) -> Result<()> {
-        let (subnqn, device) = (quote(subnqn), quote(device));
+    /// Serves a controller of the VM (`/dev/nvme0`) as it is, in a new subsystem by the kernel's target: its
+    /// commands are passed through. Kernels before 6.12 here can not.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses, or the subsystem exists already.
+    pub fn nvmet_passthru(&self, subnqn: &str, controller: &str, port: &Port<'_>) -> Result<()> {
+        let script = format!(
+            "printf %s {} > \"$s\"/passthru/device_path; echo 1 > \"$s\"/passthru/enable; ",
+            quote(controller)
+        );
+        self.subsystem(subnqn, &script, port)
+    }
+
+    fn subsystem(&self, subnqn: &str, fill: &str, port: &Port<'_>) -> Result<()> {
+        let subnqn = quote(subnqn);
+        let Port { transport, address, number } = port;
+        let transport = transport.name();
         self.load_module(&format!("nvmet-{transport}"))?;
         self.sh(&format!(
-            "set -e; cd /sys/kernel/config/nvmet; s=subsystems/{subnqn}; p=ports/{port}; \
-             mkdir \"$s\"; echo 1 > \"$s\"/attr_allow_any_host; \
-             mkdir \"$s\"/namespaces/1; printf %s {device} > \"$s\"/namespaces/1/device_path; \
-             echo 1 > \"$s\"/namespaces/1/enable; \
+            "set -e; cd /sys/kernel/config/nvmet; s=subsystems/{subnqn}; p=ports/{number}; \
+             mkdir \"$s\"; echo 1 > \"$s\"/attr_allow_any_host; {fill}\
              if ! [ -e $p ]; then mkdir $p; echo {transport} > $p/addr_trtype; \
              echo ipv4 > $p/addr_adrfam; echo {address} > $p/addr_traddr; \
-             echo {port} > $p/addr_trsvcid; fi; \
+             echo {number} > $p/addr_trsvcid; fi; \
              ln -s \"$PWD/$s\" $p/subsystems/{subnqn}"
         ))
         .context("cannot set up the VM's NVMe target")
         .map(drop)
+    }
+
+    /// Makes two soft RoCE devices on a pair of network devices. What one end sends to the other goes
+    /// through both network devices, though both are in this VM: without the rules made here the kernel
+    /// would keep it inside one. Carry `ip` and `rdma`.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses, or they are there already.
+    pub fn soft_roce(&self) -> Result<SoftRoce> {
+        let ends = SoftRoce {
+            host_device: "roce-host",
+            host_address: "10.9.0.1",
+            target_device: "roce-target",
+            target_address: "10.9.0.2",
+        };
+        let SoftRoce { host_device: h, host_address: ha, target_device: t, target_address: ta } = ends;
+        self.sh(&format!(
+            "set -e; modprobe -a veth rdma_rxe; ip link add {h} type veth peer name {t}; \
+             for d in {h} {t} all; do c=/proc/sys/net/ipv4/conf/$d; \
+               echo 1 > $c/accept_local; echo 0 > $c/rp_filter; done; \
+             ip link set {h} up; ip link set {t} up; ip addr add {ha}/32 dev {h}; ip addr add {ta}/32 dev {t}; \
+             ip route add {ta} dev {h} src {ha} table 100; ip route add {ha} dev {t} src {ta} table 101; \
+             ip rule add pref 10 iif lo to {ta} lookup 100; ip rule add pref 11 iif lo to {ha} lookup 101; \
+             ip rule add pref 12 oif {h} to {ta} lookup 100; ip rule add pref 13 oif {t} to {ha} lookup 101; \
+             ip rule add pref 100 lookup local; ip rule del pref 0; \
+             ip neigh replace {ta} lladdr $(cat /sys/class/net/{t}/address) dev {h} nud permanent; \
+             ip neigh replace {ha} lladdr $(cat /sys/class/net/{h}/address) dev {t} nud permanent; \
+             rdma link add rxe-host type rxe netdev {h}; rdma link add rxe-target type rxe netdev {t}; \
+             for try in $(seq 100); do \
+               [ $(rdma link | grep -c ACTIVE) = 2 ] && exit 0; sleep 0.1; done; rdma link >&2; exit 1"
+        ))
+        .context("cannot make the VM's soft RoCE devices")?;
+        Ok(ends)
+    }
+
+    /// Holds up what a network device sends by this long, in whole microseconds; zero ends that. `lo` sends in both directions.
+    /// Carry `tc`.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses.
+    pub fn delay_network(&self, device: &str, delay: Duration) -> Result<()> {
+        let (device, micros) = (quote(device), delay.as_micros());
+        let change = if delay.is_zero() {
+            format!("tc qdisc del dev {device} root")
+        } else {
+            format!("tc qdisc replace dev {device} root netem limit 100000 delay {micros}us")
+        };
+        self.sh(&change).map(drop)
     }
 }
 

@@ -40,6 +40,8 @@ pub struct Builder {
     forwards: Vec<u16>,
     kernel_options: Vec<String>,
     qemu_options: Vec<String>,
+    drives_mb: Vec<u64>,
+    counted_time: bool,
 }
 
 impl Builder {
@@ -52,6 +54,8 @@ impl Builder {
             forwards: Vec::new(),
             kernel_options: Vec::new(),
             qemu_options: Vec::new(),
+            drives_mb: Vec::new(),
+            counted_time: false,
         }
     }
 
@@ -111,6 +115,24 @@ impl Builder {
     pub fn qemu_option(mut self, option: impl Into<String>) -> Self {
         self.qemu_options.push(option.into());
         self
+    }
+
+    /// Adds an emulated NVMe drive on PCIe, of so many MiB, all zeroes.
+    #[must_use]
+    pub fn nvme_drive(mut self, size_mb: u64) -> Self {
+        self.drives_mb.push(size_mb);
+        self
+    }
+
+    /// Lets the VM's time be counted in instructions: each takes 1 ns, and when there is nothing to do it
+    /// is at once the time of the next timer. What happens inside the VM then takes the same time whatever
+    /// the machine is busy with, and a delay by a timer is that delay to within a few instructions. One CPU
+    /// only: two can keep each other from running under QEMU before 8.1. Not for what waits on the machine
+    /// (emulated drives, the network to outside): to the VM that may seem to take minutes.
+    #[must_use]
+    pub fn counted_time(mut self) -> Self {
+        self.counted_time = true;
+        self.cpus(1)
     }
 
     /// Fetches the kernel if need be, boots, and returns when the VM takes commands.
@@ -173,6 +195,15 @@ impl Builder {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::from(fs::File::create(folder.path().join("qemu.log"))?));
+        for (n, size_mb) in self.drives_mb.iter().enumerate() {
+            let file = folder.path().join(format!("drive{n}"));
+            fs::File::create(&file)?.set_len(size_mb << 20)?;
+            qemu.args(["-drive", &format!("file={},if=none,format=raw,id=drive{n}", file.display())])
+                .args(["-device", &format!("nvme,drive=drive{n},serial=testbed{n}")]);
+        }
+        if self.counted_time {
+            qemu.args(["-icount", "shift=0,sleep=off"]);
+        }
         let qemu = Qemu::start(qemu)?;
 
         let mut vm = Vm {

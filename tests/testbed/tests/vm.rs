@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use testbed::{Kernel, NullBlk, Signal, Vm};
+use testbed::{Backing, Kernel, NullBlk, Port, Signal, Transport, Vm};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -111,7 +111,10 @@ fn debian_6_12_does_everything() -> Result<()> {
     let vm = Vm::builder(Kernel::Debian6_12)
         .program(&script)
         .program("fio")
+        .program("ip")
+        .program("rdma")
         .program("tc")
+        .nvme_drive(64)
         .file(folder.path().join("tree"), "/carried")
         .file(&script, "/lib/carried-too")
         .forward(4420)
@@ -144,6 +147,8 @@ fn debian_6_12_does_everything() -> Result<()> {
     background_and_timeouts(&vm)?;
     target_and_host(&vm)?;
     fio_runs(&vm)?;
+    storage_of_each_kind(&vm)?;
+    soft_roce_goes_through_the_network_devices(&vm)?;
     from_another_vm(&vm, Kernel::Debian6_12)?;
 
     // A VM that ends under a command says so, with its console.
@@ -199,6 +204,103 @@ fn fio_runs(vm: &Vm) -> Result<()> {
     ))?;
     ensure!(json.contains("\"total_ios\" : 200"), "{json}");
     Ok(())
+}
+
+/// Writes a pattern through the fabric and reads it back there and, where it is kept, beneath.
+fn written_through(vm: &Vm, block: &str, beneath: &str) -> Result<()> {
+    vm.sh(&format!(
+        "yes fabscope | head -c 65536 > /tmp/pattern && dd if=/tmp/pattern of={block} bs=64k oflag=direct \
+         && dd if={block} of=/tmp/back bs=4k count=16 iflag=direct && cmp /tmp/pattern /tmp/back \
+         && sync && dd if={beneath} of=/tmp/back bs=4k count=16 && cmp /tmp/pattern /tmp/back"
+    ))
+    .with_context(|| format!("{block} on {beneath}"))
+    .map(drop)
+}
+
+fn storage_of_each_kind(vm: &Vm) -> Result<()> {
+    vm.load_module("nvme")?;
+    vm.sh("for try in $(seq 100); do [ -b /dev/nvme0n1 ] && exit; sleep 0.1; done; exit 1")?;
+    let drive = vm.null_blk(NullBlk { size_mb: 32, completion: Duration::ZERO, memory_backed: true })?;
+    vm.sh(&format!("mke2fs -q {drive}; mkdir /tmp/ext4; mount -t ext4 {drive} /tmp/ext4"))?;
+    vm.sh("truncate -s 16777216 /tmp/ext4/file /tmp/file")?;
+    let port = Port { transport: Transport::Tcp, address: "127.0.0.1", number: 4430 };
+    let backings =
+        [Backing::Block("/dev/nvme0n1"), Backing::File("/tmp/ext4/file"), Backing::Buffered("/tmp/file")];
+    vm.nvmet("nqn.2024-01.org.example:kinds", &backings, &port)?;
+    let controller =
+        vm.connect(&port, "nqn.2024-01.org.example:kinds", "nr_io_queues=1,hdr_digest,data_digest")?;
+    for (nsid, backing) in (1..).zip(backings) {
+        let (Backing::Block(beneath) | Backing::File(beneath) | Backing::Buffered(beneath)) = backing;
+        written_through(vm, &vm.namespace(&controller, nsid)?, beneath)?;
+    }
+    vm.disconnect(&controller)?;
+
+    vm.sh("dd if=/dev/zero of=/dev/nvme0n1 bs=64k count=1 oflag=direct")?;
+    vm.nvmet_passthru("nqn.2024-01.org.example:whole", "/dev/nvme0", &port)?;
+    let controller = vm.connect(&port, "nqn.2024-01.org.example:whole", "nr_io_queues=1")?;
+    written_through(vm, &vm.namespace(&controller, 1)?, "/dev/nvme0n1")?;
+    vm.disconnect(&controller)
+}
+
+fn soft_roce_goes_through_the_network_devices(vm: &Vm) -> Result<()> {
+    let roce = vm.soft_roce()?;
+    let drive = vm.null_blk(NullBlk { size_mb: 32, completion: Duration::ZERO, memory_backed: true })?;
+    let port = Port { transport: Transport::Rdma, address: roce.target_address, number: 4440 };
+    vm.nvmet("nqn.2024-01.org.example:rdma", &[Backing::Block(&drive)], &port)?;
+    let controller = vm.connect(&port, "nqn.2024-01.org.example:rdma", "nr_io_queues=1")?;
+    let block = vm.namespace(&controller, 1)?;
+    let sent = |device: &str| -> Result<u64> {
+        Ok(vm.sh(&format!("cat /sys/class/net/{device}/statistics/tx_bytes"))?.trim().parse()?)
+    };
+    let before = (sent(roce.host_device)?, sent(roce.target_device)?);
+    written_through(vm, &block, &drive)?;
+    for (device, before) in [(roce.host_device, before.0), (roce.target_device, before.1)] {
+        ensure!(sent(device)? - before > 65536, "{device} carried none of it");
+    }
+    let reads = || -> Result<Duration> {
+        let start = vm.sh("cat /proc/uptime")?;
+        vm.sh(&format!("dd if={block} of=/dev/null bs=4k count=16 iflag=direct"))?;
+        let end = vm.sh("cat /proc/uptime")?;
+        let seconds = |text: &str| -> Result<f64> {
+            Ok(text.split(' ').next().context("nothing in /proc/uptime")?.parse()?)
+        };
+        Ok(Duration::from_secs_f64(seconds(&end)? - seconds(&start)?))
+    };
+    for device in [roce.host_device, roce.target_device] {
+        vm.delay_network(device, Duration::from_millis(50))?;
+    }
+    let slow = reads()?;
+    for device in [roce.host_device, roce.target_device] {
+        vm.delay_network(device, Duration::ZERO)?;
+    }
+    ensure!(slow > Duration::from_millis(1600), "16 reads took {slow:?}, with a way of 50 ms each way");
+    vm.disconnect(&controller)
+}
+
+/// The VM's time goes on as its instructions do, and skips what it would sleep.
+#[test]
+fn counted_time_is_the_same_each_time() -> Result<()> {
+    if !testbed::available(Kernel::Debian6_12)? {
+        return Ok(());
+    }
+    let vm = Vm::builder(Kernel::Debian6_12).program("fio").counted_time().boot()?;
+    let start = Instant::now();
+    vm.sh("sleep 30")?;
+    ensure!(start.elapsed() < 15 * SECOND, "slept for {:?}", start.elapsed());
+    let mut medians = Vec::new();
+    for micros in [100, 400, 100] {
+        let completion = Duration::from_micros(micros);
+        let device = vm.null_blk(NullBlk { size_mb: 64, completion, memory_backed: false })?;
+        let json = vm.sh(&format!(
+            "fio --name=x --filename={device} --ioengine=psync --direct=1 --rw=randread --number_ios=100 \
+             --lat_percentiles=1 --output-format=terse --terse-version=3"
+        ))?;
+        // Field 40 of this format is the mean of the whole latency of reads, in microseconds.
+        medians.push(json.split(';').nth(39).context("fio's line is short")?.parse::<f64>()?);
+    }
+    let [first, delayed, again] = medians[..] else { anyhow::bail!("{medians:?}") };
+    ensure!((delayed - first - 300.0).abs() < 5.0 && (again - first).abs() < 5.0, "{medians:?}");
+    vm.shutdown()
 }
 
 /// A second VM, alive at the same time, whose host uses the first one's target.

@@ -36,6 +36,12 @@ struct Options {
     /// Seconds that the command may take.
     #[arg(long, default_value_t = 300)]
     timeout: u64,
+    /// Count the VM's time in instructions; one CPU.
+    #[arg(long)]
+    counted_time: bool,
+    /// MiB of an emulated NVMe drive to add.
+    #[arg(long, value_name = "MIB")]
+    nvme_drive: Vec<u64>,
     /// Print the kernel's console too, to standard error.
     #[arg(long)]
     console: bool,
@@ -67,6 +73,12 @@ fn run(options: &Options) -> Result<u32> {
             .rsplit_once(':')
             .with_context(|| format!("--file {file}: say SOURCE:PATH, as in ./job.fio:/job.fio"))?;
         builder = builder.file(source, to);
+    }
+    for size in &options.nvme_drive {
+        builder = builder.nvme_drive(*size);
+    }
+    if options.counted_time {
+        builder = builder.counted_time();
     }
     let vm = builder.boot()?;
     let output = vm.run(&options.command.join(" "), Duration::from_secs(options.timeout));
