@@ -14,7 +14,7 @@ pub struct Cli {
     pub command: Subcommand,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 good; 1 an error; 2 wrong usage; 4 too little data to say. `record -- CMD` ends with CMD's own code.";
+const EXIT_CODES: &str = "Exit codes: 0 good; 1 an error; 2 wrong usage; 3 a gate that did not hold; 4 too little data to say. `record -- CMD` ends with CMD's own code.";
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Subcommand {
@@ -90,23 +90,17 @@ pub struct RecordCommon {
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Probe {
-    /// The host: the kernel's nvme-tcp, or a program that uses SPDK's NVMe/TCP initiator.
-    Host(ProbeHost),
-    /// The target: an SPDK nvmf_tgt, running or as a file.
-    Target(ProbeTarget),
+    /// The host: the kernel's nvme-tcp and nvme-rdma, or a program that uses SPDK's NVMe/TCP initiator.
+    Host(ProbeSide),
+    /// The target: the kernel's nvmet over TCP and RDMA, or an SPDK nvmf_tgt, running or as a file.
+    Target(ProbeSide),
 }
 
 #[derive(Debug, Args)]
-pub struct ProbeHost {
-    /// The kernel's NVMe/TCP driver [default without --spdk].
-    #[arg(long, conflicts_with = "spdk")]
+pub struct ProbeSide {
+    /// The kernel's driver.
+    #[arg(long, conflicts_with_all = ["spdk", "baseline"])]
     pub kernel: bool,
-    #[command(flatten)]
-    pub common: ProbeCommon,
-}
-
-#[derive(Debug, Args)]
-pub struct ProbeTarget {
     #[command(flatten)]
     pub common: ProbeCommon,
 }
@@ -126,6 +120,13 @@ pub struct ProbeCommon {
     /// Write the layout file that serves a stripped program of the same build-id. Needs --spdk PATH.
     #[arg(long, value_name = "FILE", requires = "spdk")]
     pub save_layout: Option<PathBuf>,
+    /// Compare with what another build of SPDK offered, as `probe --format json` printed it; exit with 3 where
+    /// a boundary is no longer taken at its own moment.
+    #[arg(long, value_name = "FILE")]
+    pub baseline: Option<PathBuf>,
+    /// Show every rung of every ladder, and every change.
+    #[arg(long)]
+    pub detail: bool,
     #[command(flatten)]
     pub format: FormatOption,
 }
@@ -197,6 +198,10 @@ pub struct Schema {
 pub enum SchemaOf {
     /// `report --format json`.
     Report,
+    /// `probe --format json`, which `probe --baseline` reads.
+    Probe,
+    /// `probe --baseline FILE --format json`.
+    ProbeBaseline,
 }
 
 /// A duration: a number and one of us, ms, s, m, h.

@@ -1,10 +1,12 @@
-//! What scripts rely on: the exit codes (0 good, 1 an error, 2 wrong usage, 4 too little data to say;
-//! `record -- CMD` ends as CMD did), and that output which nobody reads any more is no error.
+//! What scripts rely on: the exit codes (0 good, 1 an error, 2 wrong usage, 3 a gate that did not hold,
+//! 4 too little data to say; `record -- CMD` ends as CMD did), and that output which nobody reads any more is no error.
 
 use anyhow::{Context, Result};
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
+/// A gate did not hold.
+pub const GATE: u8 = 3;
 /// Too little data to say anything.
 pub const TOO_LITTLE: u8 = 4;
 

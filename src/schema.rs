@@ -2,6 +2,7 @@
 
 use crate::cli::{Schema, SchemaOf};
 use crate::exit::print;
+use crate::probe;
 use anyhow::Result;
 use std::process::ExitCode;
 
@@ -12,6 +13,8 @@ use std::process::ExitCode;
 pub fn run(options: &Schema) -> Result<ExitCode> {
     let text = match options.of {
         SchemaOf::Report => joiner::SCHEMA,
+        SchemaOf::Probe => probe::SCHEMA,
+        SchemaOf::ProbeBaseline => probe::COMPARISON_SCHEMA,
     };
     print(text)?;
     Ok(ExitCode::SUCCESS)

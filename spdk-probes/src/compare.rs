@@ -24,7 +24,7 @@ pub struct Comparison {
     pub notes: Vec<String>,
 }
 
-/// What became of a boundary's hook.
+/// What became of the hook of a boundary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BoundaryChange {
     /// The boundary.
@@ -336,7 +336,8 @@ fn changes(was: &Offer, is: &Offer) -> Vec<Change> {
     }
     for (path, before, after) in in_both(&old.members, &new.members) {
         let weight = gone_moved_or_new(before.is_some(), after.is_some());
-        push(weight, What::Member, path, before.as_ref().map(member), after.as_ref().map(member));
+        let (was, is) = members(before.as_ref(), after.as_ref());
+        push(weight, What::Member, path, was, is);
     }
     for (name, before, after) in in_both(&old.enumerators, &new.enumerators) {
         let weight = gone_moved_or_new(before.is_some(), after.is_some());
@@ -376,22 +377,20 @@ fn changes(was: &Offer, is: &Offer) -> Vec<Change> {
         let named = |layout: &Option<String>| layout.as_ref().map(|layout| format!("that of {layout}"));
         push(Weight::Gone, What::Trace, "file layout", named(&ring.layout), named(&new_ring.layout));
     }
+    // Where the whole file is another one, its members' places tell nothing more.
+    let weight = if ring.layout == new_ring.layout { Weight::Moved } else { Weight::Detail };
     for (name, before, after) in in_both(&ring.structures, &new_ring.structures) {
         push(
-            Weight::Moved,
+            weight,
             What::Trace,
             &format!("sizeof({name})"),
             Some(before.size.to_string()),
             Some(after.size.to_string()),
         );
-        let members: BTreeSet<&String> = before.members.keys().chain(after.members.keys()).collect();
-        for path in members {
-            let (was, is) = (before.members.get(path), after.members.get(path));
-            let weight = match is {
-                Some(_) => Weight::Moved,
-                None => Weight::Gone,
-            };
-            push(weight, What::Trace, &format!("{name}.{path}"), was.map(member), is.map(member));
+        let paths: BTreeSet<&String> = before.members.keys().chain(after.members.keys()).collect();
+        for path in paths {
+            let (was, is) = members(before.members.get(path), after.members.get(path));
+            push(weight, What::Trace, &format!("{name}.{path}"), was, is);
         }
     }
     let names: BTreeSet<&String> = ring.tracepoints.iter().chain(&new_ring.tracepoints).collect();
@@ -474,6 +473,17 @@ pub(crate) fn plural(count: usize, what: &str) -> String {
     if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
+/// Two members, of which one may not be there: only the offsets, where nothing else differs.
+fn members(was: Option<&Member>, is: Option<&Member>) -> (Option<String>, Option<String>) {
+    match (was, is) {
+        (Some(was), Some(is)) if (Member { offset: is.offset, ..was.clone() }) == *is => {
+            let text = |member: &Member| Some(format!("byte {}", member.offset));
+            (text(was), text(is))
+        }
+        _ => (was.map(member), is.map(member)),
+    }
+}
+
 fn member(member: &Member) -> String {
     let Member { offset, size, bit, type_name } = member;
     let bit = bit.map_or_else(String::new, |(first, width)| format!(" bit {first}:{width}"));
@@ -515,5 +525,365 @@ fn prices(was: &SideOffer, is: &SideOffer, push: Push<'_>) {
         };
         let name = format!("{} {kind}", was.side);
         push(Weight::Moved, What::Price, &name, text(before), text(after));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::offer::{Build, Cost, EventOffer, Instruction};
+    use crate::resolve::Knowledge;
+    use crate::trace::{Structure, Trace};
+    use proptest::prelude::*;
+    use run_format::{Side, Spot};
+
+    fn rung(hook: &str) -> Rung {
+        Rung {
+            hook: hook.to_owned(),
+            usable: true,
+            measured: true,
+            whole: true,
+            why: None,
+            lack: None,
+            note: None,
+            uprobes: vec![Spot {
+                symbol: hook.to_owned(),
+                offset: 0,
+                instruction: "push rbx".to_owned(),
+                class: "emulated".to_owned(),
+                estimated_ns: 510,
+                why: "entry".to_owned(),
+            }],
+        }
+    }
+
+    fn ladder(boundary: Boundary, rungs: Vec<Rung>) -> Ladder {
+        let chosen = rungs.iter().position(|rung| rung.usable);
+        Ladder { boundary, transport: None, essential: false, chosen, rungs, without: "it".to_owned() }
+    }
+
+    fn function(symbol: &str) -> FunctionOffer {
+        let opening = Instruction {
+            instruction: "push rbx".to_owned(),
+            class: "emulated".to_owned(),
+            estimated_ns: 510,
+        };
+        FunctionOffer {
+            copies: vec![CopyOffer {
+                symbol: symbol.to_owned(),
+                suffixes: Vec::new(),
+                size: 100,
+                cold: false,
+                opening: vec![opening],
+                arguments: vec!["rdi".to_owned(), "rsi".to_owned()],
+                arguments_by: "dwarf".to_owned(),
+            }],
+            inlined: Some(0),
+            why: None,
+        }
+    }
+
+    fn member_at(offset: u64) -> Member {
+        Member { offset, size: 4, bit: None, type_name: "int".to_owned() }
+    }
+
+    fn offer() -> Offer {
+        let mut queued = rung("uprobe nvmf_tcp_req_process, fentry tcp_sendmsg");
+        queued.note = Some("best".to_owned());
+        let mut other = rung("uprobe spdk_nvmf_request_exec");
+        other.measured = false;
+        other.note = Some("later".to_owned());
+        let here = SideOffer {
+            side: Side::Target,
+            boundaries: vec![
+                ladder(Boundary::TSent, vec![queued, rung("uprobe nvmf_tcp_req_process, raw tracepoint x")]),
+                ladder(Boundary::TSubmit, vec![rung("uprobe bdev_io_submit"), other]),
+            ],
+            events: vec![EventOffer {
+                event: "ctrlr_destruct".to_owned(),
+                hook: "usdt spdk:nvmf_ctrlr_destruct".to_owned(),
+                why: None,
+                uprobes: Vec::new(),
+            }],
+            cost: Cost::default(),
+            obstacles: Vec::new(),
+        };
+        let usdt = |arguments: &[&str]| vec![arguments.iter().map(|text| (*text).to_owned()).collect()];
+        let ring = Structure {
+            size: 72,
+            members: BTreeMap::from([
+                ("file_size".to_owned(), member_at(0)),
+                ("data".to_owned(), member_at(8)),
+            ]),
+        };
+        Offer {
+            kernel: "6.12".to_owned(),
+            here,
+            other_side: None,
+            build: Build {
+                version: None,
+                build_id: Some("aa".to_owned()),
+                knowledge: Knowledge::Dwarf,
+                files: Vec::new(),
+                functions: BTreeMap::from([("bdev_io_submit".to_owned(), function("bdev_io_submit"))]),
+                members: BTreeMap::from([
+                    ("a.b".to_owned(), Some(member_at(920))),
+                    ("a.c".to_owned(), Some(member_at(4))),
+                ]),
+                enumerators: BTreeMap::from([("state.NEW".to_owned(), Some(1))]),
+                usdt: BTreeMap::from([
+                    ("spdk:nvmf_ctrlr_destruct".to_owned(), usdt(&["8@rax", "8@rbx"])),
+                    ("spdk:unused".to_owned(), usdt(&["4@rax"])),
+                ]),
+                trace: Trace {
+                    layout: Some("24.05".to_owned()),
+                    told_by: Some("structures".to_owned()),
+                    structures: BTreeMap::from([("spdk_trace_file".to_owned(), ring)]),
+                    tracepoints: vec!["TCP_REQ_NEW".to_owned()],
+                },
+            },
+        }
+    }
+
+    /// What changing the new build comes to: whether it holds, the verdicts, and the changes in short.
+    fn after(change: impl Fn(&mut Offer)) -> (bool, Vec<Verdict>, Vec<String>) {
+        let was = offer();
+        let mut is = offer();
+        is.build.build_id = Some("bb".to_owned());
+        change(&mut is);
+        let compared = was.compare(&is);
+        let text = |part: &Option<String>| part.clone().unwrap_or_else(|| "-".to_owned());
+        let changes = compared
+            .changes
+            .iter()
+            .map(|c| {
+                format!("{:?} {} {}: {} > {}", c.weight, c.what.name(), c.name, text(&c.was), text(&c.is))
+            })
+            .collect();
+        (compared.holds, compared.boundaries.iter().map(|b| b.verdict).collect(), changes)
+    }
+
+    fn take_away(ladder: &mut Ladder, at: usize, lack: Lack) {
+        let rung = &mut ladder.rungs[at];
+        rung.usable = false;
+        rung.why = Some("it is gone".to_owned());
+        rung.lack = Some(lack);
+        rung.uprobes.clear();
+        ladder.chosen = ladder.rungs.iter().position(|rung| rung.usable);
+    }
+
+    use Verdict::{Better, Kernel, Lost, Moved, Same, Worse};
+
+    #[test]
+    fn one_build_is_as_it_was_and_that_is_said() {
+        let compared = offer().compare(&offer());
+        assert!(compared.holds && compared.changes.is_empty());
+        assert!(compared.boundaries.iter().all(|b| b.verdict == Same && b.why.is_none()));
+        assert!(compared.notes.iter().any(|note| note.contains("one build")), "{:?}", compared.notes);
+    }
+
+    #[test]
+    fn a_boundary_that_is_taken_at_another_moment_or_not_at_all_does_not_hold() {
+        let submit = |change: fn(&mut Ladder)| {
+            let (holds, verdicts, _) = after(|offer| change(&mut offer.here.boundaries[1]));
+            assert_eq!(verdicts[0], Same);
+            (holds, verdicts[1])
+        };
+        assert_eq!(submit(|ladder| take_away(ladder, 0, Lack::Program)), (false, Worse));
+        assert_eq!(
+            submit(|ladder| {
+                take_away(ladder, 0, Lack::Program);
+                take_away(ladder, 1, Lack::Program);
+            }),
+            (false, Lost)
+        );
+        assert_eq!(submit(|ladder| ladder.rungs[0].whole = false), (false, Worse));
+        // A ladder that is not there at all is one without rungs.
+        let (holds, verdicts, _) = after(|offer| offer.here.boundaries.truncate(1));
+        assert_eq!((holds, verdicts[1]), (false, Lost));
+    }
+
+    #[test]
+    fn a_hook_of_the_same_moment_holds_wherever_it_is() {
+        let (holds, verdicts, _) = after(|offer| take_away(&mut offer.here.boundaries[0], 0, Lack::Program));
+        assert!(holds && verdicts == [Moved, Same]);
+        let (holds, verdicts, _) = after(|offer| {
+            let rung = &mut offer.here.boundaries[1].rungs[0];
+            rung.hook = "uprobe bdev_io_submit.isra.0+4".to_owned();
+            rung.uprobes[0].estimated_ns = 4700;
+        });
+        assert!(holds && verdicts == [Same, Moved]);
+    }
+
+    #[test]
+    fn the_kernel_s_lack_is_not_the_build_s() {
+        let (holds, verdicts, _) = after(|offer| {
+            take_away(&mut offer.here.boundaries[0], 0, Lack::Kernel);
+            take_away(&mut offer.here.boundaries[0], 1, Lack::Kernel);
+            offer.kernel = "5.10".to_owned();
+        });
+        assert!(holds && verdicts == [Kernel, Same]);
+        let mut other = offer();
+        other.kernel = "5.10".to_owned();
+        assert!(
+            offer().compare(&other).notes.iter().any(|note| note.contains("6.12") && note.contains("5.10"))
+        );
+    }
+
+    #[test]
+    fn what_keeps_a_recording_from_starting_takes_every_boundary() {
+        let was = offer();
+        let mut is = offer();
+        is.here.obstacles.push("no member".to_owned());
+        let compared = was.compare(&is);
+        assert!(!compared.holds);
+        assert!(
+            compared.boundaries.iter().all(|b| b.verdict == Lost && b.why.as_deref() == Some("no member"))
+        );
+        // What could not be recorded before has not become worse.
+        assert!(is.compare(&is).holds);
+        assert!(is.compare(&was).holds);
+    }
+
+    #[test]
+    fn the_way_back_is_better() {
+        let mut worse = offer();
+        take_away(&mut worse.here.boundaries[1], 0, Lack::Program);
+        let compared = worse.compare(&offer());
+        assert_eq!(compared.boundaries[1].verdict, Better);
+        take_away(&mut worse.here.boundaries[1], 1, Lack::Program);
+        let compared = worse.compare(&offer());
+        assert!(compared.holds && compared.boundaries[1].verdict == Better);
+    }
+
+    #[test]
+    fn what_moved_is_named_and_weighed() {
+        let changes = |change: fn(&mut Offer)| after(change).2;
+        let none: [&str; 0] = [];
+        assert_eq!(changes(|_| {}), none);
+        assert_eq!(
+            changes(|o| _ = o.build.members.insert("a.b".to_owned(), Some(member_at(944)))),
+            ["Moved member a.b: byte 920 > byte 944"]
+        );
+        assert_eq!(
+            changes(|o| _ = o.build.members.insert("a.b".to_owned(), None)),
+            ["Gone member a.b: byte 920, 4 bytes of int > -"]
+        );
+        // What the new build does not tell is no change.
+        assert_eq!(changes(|o| _ = o.build.members.remove("a.b")), none);
+        assert_eq!(
+            changes(|o| _ = o.build.enumerators.insert("state.NEW".to_owned(), Some(2))),
+            ["Moved enumerator state.NEW: 1 > 2"]
+        );
+        let of = |change: fn(&mut FunctionOffer)| {
+            after(|offer| {
+                let function = offer.build.functions.get_mut("bdev_io_submit").unwrap();
+                change(function);
+            })
+            .2
+        };
+        assert_eq!(
+            of(|f| f.copies[0].symbol = "bdev_io_submit.constprop.0".to_owned()),
+            ["Moved function bdev_io_submit: bdev_io_submit > bdev_io_submit.constprop.0"]
+        );
+        assert_eq!(
+            of(|f| f.inlined = Some(2)),
+            ["Gone inlining bdev_io_submit: inlined at 0 places > inlined at 2 places"]
+        );
+        assert_eq!(
+            of(|f| {
+                f.copies.clear();
+                f.inlined = Some(1);
+            }),
+            ["Gone function bdev_io_submit: bdev_io_submit > inlined only, at 1 place"]
+        );
+        assert_eq!(
+            of(|f| f.copies[0].arguments = vec!["rdi".to_owned(), "elsewhere".to_owned()]),
+            ["Moved argument bdev_io_submit: rdi rsi > rdi elsewhere"]
+        );
+        assert_eq!(of(|f| f.copies[0].arguments_by = "convention".to_owned()), none);
+        assert_eq!(of(|f| f.copies[0].size = 99), ["Detail size bdev_io_submit: 100 > 99"]);
+    }
+
+    #[test]
+    fn probes_and_the_ring_count_where_they_are_used() {
+        let changes = |change: fn(&mut Offer)| after(change).2;
+        assert_eq!(
+            changes(|o| _ = o.build.usdt.remove("spdk:nvmf_ctrlr_destruct")),
+            ["Gone usdt spdk:nvmf_ctrlr_destruct: 8@rax 8@rbx > -"]
+        );
+        assert_eq!(
+            changes(|o| _ = o.build.usdt.remove("spdk:unused")),
+            ["Moved usdt spdk:unused: 4@rax > -"]
+        );
+        let arguments = |o: &mut Offer, text: &str| {
+            let sites = vec![text.split(' ').map(str::to_owned).collect()];
+            o.build.usdt.insert("spdk:nvmf_ctrlr_destruct".to_owned(), sites);
+        };
+        // Another register is read from the program's own note; another number of arguments is another probe.
+        assert_eq!(
+            after(|o| arguments(o, "8@rax 8@r12")).2,
+            ["Detail usdt spdk:nvmf_ctrlr_destruct: 8@rax 8@rbx > 8@rax 8@r12"]
+        );
+        assert_eq!(
+            after(|o| arguments(o, "8@rax 4@ebx")).2,
+            ["Gone usdt spdk:nvmf_ctrlr_destruct: 8@rax 8@rbx > 8@rax 4@ebx"]
+        );
+        assert_eq!(
+            changes(|o| o.here.events[0].why = Some("no".to_owned())),
+            ["Gone event ctrlr_destruct: usdt spdk:nvmf_ctrlr_destruct > -"]
+        );
+        assert_eq!(
+            changes(|o| o.build.trace.tracepoints.clear()),
+            ["Gone tracepoint TCP_REQ_NEW: there > -"]
+        );
+        let ring = |o: &mut Offer| {
+            o.build.trace.structures.get_mut("spdk_trace_file").unwrap().size = 80;
+        };
+        assert_eq!(after(ring).2, ["Moved trace sizeof(spdk_trace_file): 72 > 80"]);
+        let other = |o: &mut Offer| {
+            ring(o);
+            o.build.trace.layout = Some("26.05".to_owned());
+        };
+        assert_eq!(
+            after(other).2,
+            [
+                "Gone trace file layout: that of 24.05 > that of 26.05",
+                "Detail trace sizeof(spdk_trace_file): 72 > 80"
+            ]
+        );
+    }
+
+    #[test]
+    fn rungs_are_told_by_their_hooks_and_not_by_where_these_are() {
+        assert!(same_way(&rung("uprobe a.isra.0+4, fentry b"), &rung("uprobe a, fentry b")));
+        assert!(!same_way(&rung("uprobe a, fentry b"), &rung("uprobe a, fentry c")));
+        assert!(!same_way(&rung("uprobe a"), &rung("uprobe a, fentry b")));
+    }
+
+    proptest! {
+        /// However the new build's ladders come out: it holds just when no boundary is worse or lost, and a
+        /// boundary that is taken at its own moment for every command is neither.
+        #[test]
+        fn the_verdict_follows_from_the_rungs(
+            usable in prop::collection::vec((any::<bool>(), any::<bool>(), any::<bool>()), 4),
+        ) {
+            let was = offer();
+            let mut is = offer();
+            let rungs = is.here.boundaries.iter_mut().flat_map(|ladder| &mut ladder.rungs);
+            for (rung, (usable, measured, whole)) in rungs.zip(usable) {
+                (rung.usable, rung.measured, rung.whole) = (usable, measured, whole);
+                rung.lack = (!usable).then_some(Lack::Program);
+            }
+            for ladder in &mut is.here.boundaries {
+                ladder.chosen = ladder.rungs.iter().position(|rung| rung.usable);
+            }
+            let compared = was.compare(&is);
+            prop_assert_eq!(compared.holds, compared.boundaries.iter().all(|b| b.verdict.holds()));
+            for (ladder, change) in is.here.boundaries.iter().zip(&compared.boundaries) {
+                let good = ladder.rung().is_some_and(|rung| rung.measured && rung.whole);
+                prop_assert_eq!(change.verdict.holds(), good, "{:?}", change);
+            }
+        }
     }
 }
