@@ -1,215 +1,21 @@
 //! Records real kernels in the test bed's VM: a kernel host against a kernel target over loopback, each
 //! kind of command, sampling, loss, a reset and a removal. One boot a kernel.
 
+mod support;
+
 use anyhow::{Context, Result, bail, ensure};
 use run_format::bpf::{sampled, sampling_limit};
 use run_format::{Boundary, Cid, Side};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::Duration;
-use testbed::{Kernel, NullBlk, Running, Vm};
+use support::{HookRow, MINUTE, Recording, Row, content, example, expected, ready, record, recorded};
+use testbed::{Kernel, NullBlk, Vm};
 
 const NQN: &str = "nqn.2024-01.org.example:kernel-probes";
 const HOST_NQN: &str = "nqn.2024-01.org.example:host";
 const HOST_ID: &str = "6a7c2f0e-0c5b-4c5e-9d3e-1f2a3b4c5d6e";
-const MINUTE: Duration = Duration::from_secs(60);
-/// Attaching takes long in an emulated machine, longer when the real one is busy.
-const ATTACH: Duration = Duration::from_secs(240);
 const ONE_IN: u32 = 3;
-
-/// A program of `examples/`, built as this test was.
-fn example(name: &str) -> Result<PathBuf> {
-    let test = std::env::current_exe()?;
-    let profile = test.ancestors().nth(2).context("a test lies in target/PROFILE/deps")?;
-    let program = profile.join("examples").join(name);
-    if !program.exists() {
-        // `cargo test --test vm` builds no examples.
-        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-        let built = Command::new(cargo)
-            .args(["build", "--package", "kernel-probes", "--example", name])
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status()?;
-        ensure!(built.success() && program.exists(), "example {name} is not at {}", program.display());
-    }
-    Ok(program)
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Row {
-    queue: usize,
-    cid: u16,
-    opcode: u8,
-    nsid: u32,
-    slba: u64,
-    nlb0: u16,
-    bytes: u32,
-    status: u16,
-    flags: u16,
-    r2ts: u8,
-    position: Option<u32>,
-    turnaround: Option<u64>,
-    times: Vec<Option<u64>>,
-}
-
-/// cid, opcode, nsid, slba, nlb.
-type Identity = (u16, u8, u32, u64, u16);
-
-impl Row {
-    fn at(&self, boundary: Boundary) -> Option<u64> {
-        self.times[boundary.slot()]
-    }
-
-    /// What the wire tells of it.
-    fn identity(&self) -> Identity {
-        (self.cid, self.opcode, self.nsid, self.slba, self.nlb0)
-    }
-}
-
-#[derive(Debug, Clone)]
-struct QueueRow {
-    subsystem_nqn: String,
-    host_nqn: String,
-    cntlid: u16,
-    qid: u16,
-    host_port: u16,
-    target: (String, u16),
-    device: String,
-    existed: bool,
-}
-
-/// What `record_kernel` printed.
-#[derive(Debug, Default)]
-struct Recording {
-    hooks: BTreeMap<String, (String, u32, bool)>,
-    queues: Vec<QueueRow>,
-    went: BTreeMap<usize, u64>,
-    events: Vec<(u64, String, String)>,
-    commands: Vec<Row>,
-    counters: BTreeMap<String, u64>,
-}
-
-impl Recording {
-    fn parse(text: &str) -> Result<Recording> {
-        let mut all = Recording::default();
-        for line in text.lines() {
-            let f: Vec<&str> = line.split('\t').collect();
-            all.line(&f).with_context(|| line.to_owned())?;
-        }
-        ensure!(!all.counters.is_empty(), "the recorder did not end in order:\n{text}");
-        Ok(all)
-    }
-
-    fn line(&mut self, f: &[&str]) -> Result<()> {
-        match f[0] {
-            "ready" => println!("attached in {} ms", f[1]),
-            "hook" => {
-                self.hooks.insert(f[1].to_owned(), (f[2].to_owned(), f[3].parse()?, f[4] == "true"));
-            }
-            "queue" => {
-                ensure!(f[1].parse::<usize>()? == self.queues.len());
-                self.queues.push(QueueRow {
-                    subsystem_nqn: f[2].to_owned(),
-                    host_nqn: f[3].to_owned(),
-                    cntlid: f[4].parse()?,
-                    qid: f[5].parse()?,
-                    host_port: f[7].parse()?,
-                    target: (f[8].to_owned(), f[9].parse()?),
-                    device: f[10].to_owned(),
-                    existed: f[13] == "true",
-                });
-            }
-            "went" => drop(self.went.insert(f[1].parse()?, f[2].parse()?)),
-            "event" => self.events.push((f[1].parse()?, f[2].to_owned(), f[3].to_owned())),
-            "command" => self.commands.push(Row {
-                queue: f[1].parse()?,
-                cid: f[2].parse()?,
-                opcode: f[3].parse()?,
-                nsid: f[4].parse()?,
-                slba: f[5].parse()?,
-                nlb0: f[6].parse()?,
-                bytes: f[7].parse()?,
-                status: f[8].parse()?,
-                flags: f[10].parse()?,
-                r2ts: f[11].parse()?,
-                position: (f[12] != "-").then(|| f[12].parse()).transpose()?,
-                turnaround: (f[13] != "-").then(|| f[13].parse()).transpose()?,
-                times: f[15..]
-                    .iter()
-                    .map(|t| Ok((*t != "-").then(|| t.parse()).transpose()?))
-                    .collect::<Result<_>>()?,
-            }),
-            "counters" => {
-                for pair in f[1..].chunks(2) {
-                    self.counters.insert(pair[0].to_owned(), pair[1].parse()?);
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn counter(&self, name: &str) -> u64 {
-        self.counters[name]
-    }
-
-    /// seen = recorded + unsampled + lost + in flight, and what was recorded came out.
-    fn adds_up(&self) -> Result<()> {
-        let lost = ["ring_full", "map_full", "unfinished", "unreadable", "probe_missed"];
-        let parts = self.counter("recorded")
-            + self.counter("unsampled")
-            + self.counter("in_flight")
-            + lost.iter().map(|name| self.counter(name)).sum::<u64>();
-        ensure!(self.counter("seen") == parts, "{:?}", self.counters);
-        ensure!(self.counter("recorded") == self.commands.len() as u64, "{:?}", self.counters);
-        Ok(())
-    }
-
-    /// Hits that the kernel ran no program for.
-    fn missed(&self) -> usize {
-        self.events
-            .iter()
-            .filter_map(|(_, what, _)| {
-                what.strip_prefix("probe missed ")?.split(' ').next()?.parse::<usize>().ok()
-            })
-            .sum()
-    }
-
-    fn r2t_writes(&self) -> usize {
-        self.commands.iter().filter(|row| row.opcode == 1 && row.bytes > IN_CAPSULE).count()
-    }
-
-    fn identities(&self, keep: impl Fn(&Row) -> bool) -> BTreeMap<(u16, Identity), usize> {
-        let mut all = BTreeMap::new();
-        for row in self.commands.iter().filter(|row| keep(row)) {
-            *all.entry((self.queues[row.queue].host_port, row.identity())).or_default() += 1;
-        }
-        all
-    }
-}
-
-/// Starts a recorder in the VM; it writes to `/tmp/NAME`, records until `/tmp/NAME.stop` exists.
-fn record<'vm>(vm: &'vm Vm, name: &str, options: &str) -> Result<Running<'vm>> {
-    vm.spawn(&format!("record_kernel host --seconds 600 --until /tmp/{name}.stop {options} > /tmp/{name}"))
-}
-
-fn ready(vm: &Vm, name: &str, recorder: &Running<'_>) -> Result<()> {
-    let deadline = std::time::Instant::now() + ATTACH;
-    while vm.run(&format!("grep -q ^ready /tmp/{name}"), MINUTE)?.status != 0 {
-        ensure!(recorder.is_running(), "recorder {name} ended: {}", recorder.stderr());
-        ensure!(std::time::Instant::now() < deadline, "recorder {name} did not attach in {ATTACH:?}");
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    Ok(())
-}
-
-fn recorded(vm: &Vm, name: &str, recorder: Running<'_>) -> Result<Recording> {
-    vm.sh(&format!("touch /tmp/{name}.stop"))?;
-    recorder.wait(MINUTE)?.check()?;
-    let folder = tempfile::tempdir()?;
-    let file = vm.pull(&format!("/tmp/{name}"), folder.path())?;
-    Recording::parse(&std::fs::read_to_string(file)?).with_context(|| format!("recording {name}"))
-}
 
 /// `identity` is how the hooks begin that one of the recorders does without.
 fn the_host_is_recorded(kernel: Kernel, identity: &str) -> Result<()> {
@@ -229,11 +35,12 @@ fn the_host_is_recorded(kernel: Kernel, identity: &str) -> Result<()> {
     )?;
     let device = vm.namespace(&controller, 1)?;
 
-    let whole = record(&vm, "whole", "")?;
+    let whole = record(&vm, "host", "whole", "")?;
     // The others use the lower rungs.
-    let some = record(&vm, "some", &format!("--one-in {ONE_IN} --avoid fentry"))?;
+    let some = record(&vm, "host", "some", &format!("--one-in {ONE_IN} --avoid fentry"))?;
     let tight = record(
         &vm,
+        "host",
         "tight",
         &format!(
             "--lazy --ring-bytes 65536 --in-flight 2 --avoid 'tp_btf block_bio_queue' --avoid '{identity}'"
@@ -252,11 +59,7 @@ fn the_host_is_recorded(kernel: Kernel, identity: &str) -> Result<()> {
     vm.disconnect(&controller)?;
     let whole = recorded(&vm, "whole", whole)?;
 
-    let expected: BTreeMap<u8, u64> = said
-        .lines()
-        .filter_map(|line| line.strip_prefix("expect\t")?.split_once('\t'))
-        .map(|(opcode, count)| Ok((opcode.parse()?, count.parse()?)))
-        .collect::<Result<_>>()?;
+    let expected = expected(&said)?;
     println!("{} missed {} {} {}", vm.release(), whole.missed(), some.missed(), tight.missed());
     let mut flags: BTreeMap<u16, usize> = BTreeMap::new();
     for row in &whole.commands {
@@ -275,7 +78,8 @@ fn the_host_is_recorded(kernel: Kernel, identity: &str) -> Result<()> {
     hooks_are_the_moments_themselves(&whole)?;
     each_command_is_there_once(&whole, &expected, reset)?;
     each_boundary_is_there_in_order(&whole)?;
-    ensure!(whole.r2t_writes() + whole.missed() >= R2T_WRITES, "{} writes with an R2T", whole.r2t_writes());
+    let r2t_writes = whole.commands.iter().filter(|row| row.opcode == 1 && row.bytes > IN_CAPSULE).count();
+    ensure!(r2t_writes + whole.missed() >= R2T_WRITES, "{r2t_writes} writes with an R2T");
     each_boundary_is_there_in_order(&some)?;
     lower_rungs_are_taken(&some, &tight)?;
     queues_are_named(&whole, &controller)?;
@@ -291,11 +95,7 @@ fn the_host_is_recorded(kernel: Kernel, identity: &str) -> Result<()> {
     }
     ensure!(whole.counter("ring_full") + whole.counter("map_full") == 0);
     ensure!(whole.events.iter().any(|(_, what, on)| what == "controller removed" && *on == controller.name));
-    let console = vm.console();
-    for bad in ["BUG:", "WARNING:", "Oops"] {
-        ensure!(!console.contains(bad), "the kernel complained:\n{console}");
-    }
-    Ok(())
+    content(&vm)
 }
 
 fn before_the_driver_is_there(vm: &Vm) -> Result<()> {
@@ -310,20 +110,20 @@ fn before_the_driver_is_there(vm: &Vm) -> Result<()> {
 
 fn hooks_are_the_moments_themselves(whole: &Recording) -> Result<()> {
     for boundary in Boundary::of(Side::Host) {
-        let (hook, _, measured) = whole.hooks.get(boundary.name()).context(boundary.name())?;
-        ensure!(*measured && hook != "-", "{boundary}: {hook}");
+        let hook = whole.hook(boundary, "tcp")?;
+        ensure!(hook.measured && hook.hook != "-", "{boundary}: {hook:?}");
     }
     Ok(())
 }
 
 fn lower_rungs_are_taken(some: &Recording, tight: &Recording) -> Result<()> {
-    let hook = |recording: &Recording, boundary: Boundary| recording.hooks[boundary.name()].clone();
     for boundary in [Boundary::HDriver, Boundary::HSent, Boundary::HR2t, Boundary::HDataSent, Boundary::HRecv]
     {
-        let (hook, rung, measured) = hook(some, boundary);
-        ensure!(hook.starts_with("kprobe ") && rung > 0 && measured, "{boundary}: {hook}");
+        let hook = some.hook(boundary, "tcp")?;
+        ensure!(hook.hook.starts_with("kprobe ") && hook.rung > 0 && hook.measured, "{boundary}: {hook:?}");
     }
-    ensure!(hook(tight, Boundary::HQueued) == ("rq->start_time_ns".to_owned(), 1, false));
+    let stand_in = HookRow { hook: "rq->start_time_ns".to_owned(), rung: 1, measured: false };
+    ensure!(*tight.hook(Boundary::HQueued, "tcp")? == stand_in);
     let queued = tight.commands.iter().filter(|row| row.at(Boundary::HQueued) <= row.at(Boundary::HDriver));
     ensure!(queued.count() == tight.commands.len());
     Ok(())
@@ -446,7 +246,7 @@ fn a_reset_makes_new_queues(whole: &Recording, reset: u64) -> Result<()> {
     let live = live.with_context(|| format!("not live again: {:?}", whole.events))?.0;
     let (old, new): (Vec<_>, Vec<_>) = whole.queues.iter().enumerate().partition(|(_, queue)| queue.existed);
     ensure!(!old.is_empty() && !new.is_empty(), "{:?}", whole.queues);
-    let ports: BTreeSet<u16> = whole.queues.iter().map(|queue| queue.host_port).collect();
+    let ports: BTreeSet<u16> = whole.queues.iter().map(|queue| queue.host.1).collect();
     ensure!(ports.len() == whole.queues.len(), "one connection is two queues: {:?}", whole.queues);
     for (id, queue) in old {
         let went = whole.went.get(&id).with_context(|| format!("{queue:?} never went"))?;
