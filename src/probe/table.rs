@@ -119,7 +119,7 @@ fn short(text: &mut String, ladder: &Ladder) {
     }
     let at = ladder.chosen.unwrap_or(ladder.rungs.len());
     for rung in ladder.rungs.iter().take(at) {
-        line("not ", &format!("{}: {}", own(rung, ladder), rung.reason()));
+        line("not ", &format!("{}: {}", own(rung, ladder), in_short(rung.reason())));
     }
     let below: Vec<String> = ladder
         .rungs
@@ -140,6 +140,15 @@ fn short(text: &mut String, ladder: &Ladder) {
     }
     if ladder.chosen.is_none() {
         line("lost: ", &ladder.without);
+    }
+}
+
+/// A reason without the way out, and without the file that it names: the first line and the obstacles name both.
+fn in_short(reason: &str) -> &str {
+    let reason = reason.split("; ").next().unwrap_or_default();
+    match reason.split_once(": ") {
+        Some((file, rest)) if file.contains('/') && !file.contains(' ') => rest,
+        _ => reason,
     }
 }
 
@@ -398,6 +407,13 @@ mod tests {
         text.clear();
         short(&mut text, &ladder);
         assert!(text.ends_with("    lost: the wait for the flush\n"), "{text}");
+    }
+
+    #[test]
+    fn a_reason_in_short_has_neither_file_nor_way_out() {
+        assert_eq!(in_short("/a/nvmf_tgt: no function `x`; similar: `y`"), "no function `x`");
+        assert_eq!(in_short("the kernel refuses: why"), "the kernel refuses: why");
+        assert_eq!(in_short(""), "");
     }
 
     #[test]
