@@ -70,6 +70,34 @@ pub enum Error {
         /// The limit.
         most: u32,
     },
+    /// What was given to compare is no run and holds no pair of runs.
+    #[error("{given}: {why}")]
+    Input {
+        /// What was given.
+        given: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Pairs of runs and runs of one side can not be compared with each other.
+    #[error(
+        "what is compared has to be of the same kind, all pairs, all hosts or all targets: {first}, and {second}"
+    )]
+    MixedInputs {
+        /// What the first is.
+        first: String,
+        /// What another is.
+        second: String,
+    },
+    /// No class of commands is in every run.
+    #[error(
+        "the runs have no class of I/O in common, so there is nothing to compare: record both with the same load\n  {base}\n  {new}"
+    )]
+    NoCommonClass {
+        /// The base's classes, run by run.
+        base: String,
+        /// The new's.
+        new: String,
+    },
     /// Columns could not be read or made.
     #[error("{doing}: {source}")]
     Polars {
@@ -78,6 +106,14 @@ pub enum Error {
         /// What polars said.
         source: Box<polars::error::PolarsError>,
     },
+}
+
+impl Error {
+    /// Whether it says that there is too little data, as opposed to something that is wrong.
+    #[must_use]
+    pub fn is_too_little(&self) -> bool {
+        matches!(self, Error::TooLittle { .. } | Error::NoCommonClass { .. })
+    }
 }
 
 pub(crate) fn polars(doing: impl Into<String>) -> impl FnOnce(polars::error::PolarsError) -> Error {

@@ -2,9 +2,10 @@
 //! directories: it knows no probes, needs no root, and draws nothing but text.
 //!
 //! [`join`] matches the commands of the two sides; [`report`] says where their time went; [`host_report`]
-//! and [`target_report`] say what one side alone can know.
+//! and [`target_report`] say what one side alone can know; [`compare`] says what moved between runs.
 
 mod clock;
+mod compare;
 mod describe;
 mod error;
 mod frame;
@@ -14,6 +15,7 @@ mod matching;
 mod model;
 mod queues;
 mod radix;
+mod random;
 mod recording;
 mod report;
 mod stats;
@@ -23,6 +25,11 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use compare::{
+    BoundaryPair, COMPARE_SCHEMA, Cell, ClassComparison, ClassName, CompareOptions, Comparison, Difference,
+    Floor, Form, Gate, GateResult, Input, LoadFigures, Outcome, Repetition, Row, SideOf, Statistic, Verdict,
+    compare,
+};
 pub use error::Error;
 pub use join::{Accounting, Aside, BoundaryFigures, ClockFigures, JoinOptions, Joined, Pair, SetAside, join};
 pub use model::{Stages, SubStage};

@@ -390,7 +390,9 @@ fn one_side(
     let classes = Rows {
         key: |row: &usize| groups.key(run, *row),
         // Only rows with figures are among the rows.
-        metrics: |row: &usize, figures: &mut [i64]| figures.copy_from_slice(&metrics(*row).unwrap_or_default()),
+        metrics: |row: &usize, figures: &mut [i64]| {
+            figures.copy_from_slice(&metrics(*row).unwrap_or_default())
+        },
         width: 4,
     }
     .classes(&rows, |key, n, mut columns| {

@@ -9,29 +9,18 @@ use run_format::{
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// SplitMix64: small, seeded and the same everywhere.
-#[derive(Clone, Debug)]
-pub struct Random(u64);
+pub use crate::random::Random;
 
 impl Random {
-    /// A generator that gives the same numbers for the same seed.
-    #[must_use]
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    /// The next 64 bits.
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     /// Uniform in 0 .. 1.
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Of the standard normal distribution (Box and Muller).
+    fn normal(&mut self) -> f64 {
+        let (a, b) = (1.0 - self.unit(), self.unit());
+        (-2.0 * a.ln()).sqrt() * (2.0 * std::f64::consts::PI * b).cos()
     }
 
     /// A time of at least `least` ns, `more` ns longer on average (exponential).
@@ -77,6 +66,87 @@ impl Default for View {
     }
 }
 
+/// What makes commands that lie close together in time alike, and runs of one system differ: real machines are
+/// not a sequence of independent draws.
+#[derive(Clone, Copy, Debug)]
+pub struct Weather {
+    /// By how much service times wander, as a share of themselves (standard deviation).
+    pub wander: f64,
+    /// For how long the wandering hangs together, ns.
+    pub wander_ns: f64,
+    /// By how much service times grow over a second, as a share; its sign is up to the seed.
+    pub drift: f64,
+    /// Bursts of other work a second, of exponential length, at random.
+    pub bursts: f64,
+    /// Mean length of a burst, ns.
+    pub burst_ns: f64,
+    /// What service times are multiplied by in a burst.
+    pub burst_factor: f64,
+    /// By how much whole runs differ, as a share (standard deviation).
+    pub run_to_run: f64,
+}
+
+impl Default for Weather {
+    /// As on a shared virtual machine.
+    fn default() -> Weather {
+        Weather {
+            wander: 0.05,
+            wander_ns: 10e6,
+            drift: 0.02,
+            bursts: 4.0,
+            burst_ns: 15e6,
+            burst_factor: 1.6,
+            run_to_run: 0.003,
+        }
+    }
+}
+
+/// Time in a [`Climate`] goes on in steps of this, ns.
+const STEP_NS: i64 = 500_000;
+
+/// A weather as it turns out: what service times are multiplied by, over time.
+#[derive(Debug)]
+struct Climate {
+    weather: Option<Weather>,
+    random: Random,
+    factors: Vec<f64>,
+    level: f64,
+    trend: f64,
+    wandered: f64,
+    burst_left: i64,
+}
+
+impl Climate {
+    fn new(weather: Option<Weather>, seed: u64) -> Climate {
+        let mut random = Random::new(seed);
+        let (mut level, mut trend) = (1.0, 0.0);
+        if let Some(weather) = weather {
+            level += weather.run_to_run * random.normal();
+            trend = if random.unit() < 0.5 { weather.drift } else { -weather.drift };
+        }
+        let wandered = random.normal();
+        Climate { weather, random, factors: Vec::new(), level, trend, wandered, burst_left: 0 }
+    }
+
+    fn at(&mut self, time: i64) -> f64 {
+        let Some(weather) = self.weather else { return 1.0 };
+        let step = (time / STEP_NS).max(0) as usize;
+        while self.factors.len() <= step {
+            let keep = (-(STEP_NS as f64) / weather.wander_ns).exp();
+            self.wandered = keep * self.wandered + (1.0 - keep * keep).sqrt() * self.random.normal();
+            self.burst_left -= STEP_NS;
+            if self.random.unit() < weather.bursts * STEP_NS as f64 / 1e9 {
+                self.burst_left = self.random.time(0, weather.burst_ns);
+            }
+            let burst = if self.burst_left > 0 { weather.burst_factor } else { 1.0 };
+            let seconds = self.factors.len() as f64 * STEP_NS as f64 / 1e9;
+            let factor = self.level * (weather.wander * self.wandered).exp() * burst;
+            self.factors.push(factor * (1.0 + self.trend * seconds).max(0.1));
+        }
+        self.factors[step]
+    }
+}
+
 /// A load and how it is recorded.
 #[derive(Clone, Debug)]
 pub struct Load {
@@ -94,7 +164,9 @@ pub struct Load {
     pub cids: Cids,
     /// The share of writes, half of them with an R2T; the others are reads.
     pub writes: f64,
-    /// Mean of each command's time in storage beyond 6 us, ns.
+    /// The least time in storage, ns.
+    pub storage_least_ns: i64,
+    /// Mean of each command's time in storage beyond the least, ns.
     pub storage_ns: f64,
     /// Mean of each way's time in the network beyond 8 us, ns.
     pub network_ns: f64,
@@ -102,6 +174,8 @@ pub struct Load {
     pub pause_ns: f64,
     /// One command in so many is slow in storage, by half a millisecond on average.
     pub slow_one_in: u64,
+    /// What disturbs storage, and by itself all the rest.
+    pub weather: Option<Weather>,
     /// The host's clock at the load's begin.
     pub host_clock_ns: i64,
     /// The target's clock at the load's begin.
@@ -128,10 +202,12 @@ impl Default for Load {
             pattern: Pattern::Random(1 << 20),
             cids: Cids::Generations,
             writes: 0.3,
+            storage_least_ns: 6_000,
             storage_ns: 20_000.0,
             network_ns: 4_000.0,
             pause_ns: 2_000.0,
             slow_one_in: 500,
+            weather: None,
             host_clock_ns: 90_000_000_000_000,
             target_clock_ns: 4_000_000_000_000,
             drift_ppm: 8.0,
@@ -163,11 +239,22 @@ pub struct Runs {
     pub target: Recorded,
 }
 
+/// The two climates of a load.
+#[derive(Debug)]
+struct Climates {
+    storage: Climate,
+    rest: Climate,
+}
+
 impl Load {
     /// Simulates the load and records it.
     #[must_use]
     pub fn record(&self) -> Runs {
         let mut random = Random::new(self.seed);
+        let mut climates = Climates {
+            storage: Climate::new(self.weather, self.seed ^ 0x5704_a6e0),
+            rest: Climate::new(self.weather, self.seed ^ 0x0e57_0000),
+        };
         let places = usize::from(self.queues.max(1)) * usize::from(self.depth.max(1));
         let mut host = Vec::with_capacity(self.commands);
         let mut target = Vec::with_capacity(self.commands);
@@ -192,7 +279,7 @@ impl Load {
                     }
                     Pattern::OneBlock => 4_096,
                 };
-                let (h, t) = self.command(&mut random, queue, Cid(cid), slba, &mut now);
+                let (h, t) = self.command(&mut random, &mut climates, queue, Cid(cid), slba, &mut now);
                 end = end.max(now);
                 host.push((id, h));
                 target.push((id, t));
@@ -210,6 +297,7 @@ impl Load {
     fn command(
         &self,
         random: &mut Random,
+        climates: &mut Climates,
         queue: u32,
         cid: Cid,
         slba: u64,
@@ -235,42 +323,46 @@ impl Load {
         };
         let (mut h, mut t) = (base.clone(), base);
         let mut at = *now;
+        let rest = climates.rest.at(at);
+        let storage = climates.storage.at(at);
+        let scaled = |time: i64, factor: f64| (time as f64 * factor) as i64;
         let put = |command: &mut Command, boundary: Boundary, at: i64| {
             command.times[boundary.slot()] = Some(Nanos(at as u64));
         };
         put(&mut h, Boundary::HQueued, at);
-        at += random.time(800, 500.0);
+        at += scaled(random.time(800, 500.0), rest);
         put(&mut h, Boundary::HDriver, at);
-        at += random.time(1_500, 800.0);
+        at += scaled(random.time(1_500, 800.0), rest);
         put(&mut h, Boundary::HSent, at);
-        at += random.time(8_000, self.network_ns);
+        at += scaled(random.time(8_000, self.network_ns), rest);
         put(&mut t, Boundary::TRecv, at);
-        at += random.time(900, 300.0);
+        at += scaled(random.time(900, 300.0), rest);
         if r2t {
             put(&mut t, Boundary::TR2t, at);
-            at += random.time(8_000, self.network_ns);
+            at += scaled(random.time(8_000, self.network_ns), rest);
             put(&mut h, Boundary::HR2t, at);
-            let answer = random.time(1_200, 500.0);
+            let answer = scaled(random.time(1_200, 500.0), rest);
             h.r2t_turnaround = Some(Nanos(answer as u64));
             at += answer;
             put(&mut h, Boundary::HDataSent, at);
-            at += random.time(12_000, self.network_ns);
+            at += scaled(random.time(12_000, self.network_ns), rest);
             put(&mut t, Boundary::TData, at);
-            at += random.time(300, 100.0);
+            at += scaled(random.time(300, 100.0), rest);
         }
         put(&mut t, Boundary::TSubmit, at);
         let slow = self.slow_one_in > 0 && random.bits().is_multiple_of(self.slow_one_in);
-        at += random.time(6_000, self.storage_ns) + if slow { random.time(0, 500_000.0) } else { 0 };
+        let served = random.time(self.storage_least_ns, self.storage_ns);
+        at += scaled(served, storage) + if slow { random.time(0, 500_000.0) } else { 0 };
         put(&mut t, Boundary::TDone, at);
-        at += random.time(400, 200.0);
+        at += scaled(random.time(400, 200.0), rest);
         put(&mut t, Boundary::TResp, at);
-        at += random.time(500, 600.0);
+        at += scaled(random.time(500, 600.0), rest);
         put(&mut t, Boundary::TSent, at);
-        at += random.time(8_000, self.network_ns);
+        at += scaled(random.time(8_000, self.network_ns), rest);
         put(&mut h, Boundary::HRecv, at);
-        at += random.time(300, 200.0);
+        at += scaled(random.time(300, 200.0), rest);
         put(&mut h, Boundary::HDone, at);
-        at += random.time(600, 400.0);
+        at += scaled(random.time(600, 400.0), rest);
         put(&mut h, Boundary::HEnd, at);
         *now = at + random.time(200, self.pause_ns);
         (h, t)
@@ -365,7 +457,7 @@ fn manifest(side: Side, view: &View, window: Window, recorded: u64) -> Manifest 
         measured: true,
         instruction: None,
         transport: None,
-            estimated_ns: None,
+        estimated_ns: None,
         why: None,
     });
     Manifest {

@@ -256,7 +256,7 @@ fn write_line(out: &mut String, name: &str, figures: &Figures, bar: Option<char>
 }
 
 /// Three digits with the unit that fits.
-fn time(ns: f64) -> String {
+pub(crate) fn time(ns: f64) -> String {
     let (value, unit) = match ns.abs() {
         v if v < 999.5 => return format!("{ns:.0} ns"),
         v if v < 999.5e3 => (ns / 1e3, "us"),
@@ -277,7 +277,7 @@ fn seconds(ns: i64) -> String {
 }
 
 /// A number with its thousands apart.
-fn count(n: u64) -> String {
+pub(crate) fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
     for (i, digit) in digits.chars().enumerate() {
@@ -299,7 +299,7 @@ fn share_of(part: u64, whole: u64) -> String {
 }
 
 /// A size in the unit that divides it.
-fn bytes(n: u32) -> String {
+pub(crate) fn bytes(n: u32) -> String {
     match n {
         n if n % (1 << 20) == 0 => format!("{} MiB", n >> 20),
         n if n % (1 << 10) == 0 => format!("{} KiB", n >> 10),
