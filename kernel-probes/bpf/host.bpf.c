@@ -478,6 +478,21 @@ int BPF_PROG(setup_fexit, void *ns, struct request *rq, __u8 status)
 	return status ? 0 : on_setup(rq, BPF_CORE_READ(nvme, cmd));
 }
 
+/*
+ * What the drivers call next. Where the kernel can be preempted, it may stop a task inside the programs above
+ * and skip their hits on that CPU until the task goes on; a program of a kprobe is not stopped.
+ */
+SEC("kprobe/blk_mq_start_request")
+int BPF_KPROBE(setup_kprobe, struct request *rq)
+{
+	struct nvme_request *nvme = behind(rq);
+
+	/* Other drivers' requests have something else behind them. */
+	if (all_known() && transport_of((__u64)BPF_CORE_READ(rq, q, mq_ops)) == NO_TRANSPORT)
+		return 0;
+	return on_setup(rq, BPF_CORE_READ(nvme, cmd));
+}
+
 /* The capsule's first byte is about to go to the socket. */
 static __always_inline void sent(struct in_flight *command, struct socket *sock)
 {

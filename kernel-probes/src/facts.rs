@@ -110,6 +110,9 @@ pub(crate) struct Facts {
     pub(crate) symbols: BTreeMap<String, u64>,
     /// Whether the kernel has kprobes.
     pub(crate) kprobes: bool,
+    /// Whether the kernel may stop a task inside it to run another: then it skips hits of those programs that
+    /// may not run twice on a CPU.
+    pub(crate) preemptible: bool,
     /// Whether lockdown keeps programs from reading kernel memory.
     pub(crate) confidential: bool,
     /// Capabilities that this process lacks.
@@ -131,6 +134,7 @@ impl Facts {
             traceable: None,
             symbols: BTreeMap::new(),
             kprobes: false,
+            preemptible: false,
             confidential: false,
             missing: Vec::new(),
         }
@@ -157,6 +161,10 @@ impl Facts {
         let mut facts = Facts {
             release: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
             missing: missing_capabilities(&read("/proc/self/status")?),
+            preemptible: is_preemptible(
+                fs::read_to_string("/sys/kernel/debug/sched/preempt").ok().as_deref(),
+                &read("/proc/sys/kernel/version")?,
+            ),
             confidential: fs::read_to_string("/sys/kernel/security/lockdown")
                 .is_ok_and(|text| is_confidential(&text)),
             ..Facts::none(side)
@@ -297,6 +305,17 @@ fn is_confidential(text: &str) -> bool {
     text.contains("[confidentiality]")
 }
 
+/// From `/sys/kernel/debug/sched/preempt`, where the kind of preemption that is in force stands in parentheses
+/// (`none (voluntary) full`), or else from the kernel's version (`#1 SMP PREEMPT_DYNAMIC Debian 6.12.30-1`).
+fn is_preemptible(kinds: Option<&str>, version: &str) -> bool {
+    let in_force = kinds.and_then(|kinds| kinds.split_once('(')?.1.split_once(')')).map(|(kind, _)| kind);
+    match in_force {
+        Some(kind) => !matches!(kind, "none" | "voluntary"),
+        // It may be: nothing is lost by taking it for so.
+        None => version.split_ascii_whitespace().any(|word| word.starts_with("PREEMPT")),
+    }
+}
+
 /// From `available_filter_functions`: `name [module]`.
 fn traceable(list: &str, wanted: &Wanted) -> BTreeSet<String> {
     list.lines()
@@ -332,6 +351,20 @@ mod tests {
         assert_eq!(missing_capabilities("CapEff:\t000001ffffffffff\n"), Vec::<&str>::new());
         assert_eq!(missing_capabilities("CapEff:\t0000000000200000\n"), ["CAP_BPF", "CAP_PERFMON"]);
         assert_eq!(missing_capabilities("").len(), 3);
+    }
+
+    #[test]
+    fn preemption_is_what_stands_in_parentheses_or_in_the_version() {
+        let case = |kinds, version| is_preemptible(kinds, version);
+        assert!(!case(Some("none (voluntary) full \n"), "#1 SMP PREEMPT_DYNAMIC"));
+        assert!(!case(Some("(none) voluntary full\n"), "#1 SMP"));
+        assert!(case(Some("none voluntary (full)\n"), "#1 SMP"));
+        assert!(case(Some("full (lazy) \n"), "#1 SMP"));
+        for kinds in [None, Some(""), Some("none full"), Some("(full")] {
+            assert!(case(kinds, "#1 SMP PREEMPT Debian 7.2.13-1"));
+            assert!(case(kinds, "#1 SMP PREEMPT_RT Debian 6.12"));
+            assert!(!case(kinds, "#1 SMP Debian 6.1"));
+        }
     }
 
     #[test]

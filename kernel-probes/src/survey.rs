@@ -133,7 +133,10 @@ impl Plan {
             if ladder.transport.is_some_and(|transport| !there.is_empty() && !there.contains(&transport)) {
                 continue;
             }
-            let rungs: Vec<Way> = ladder.rungs.iter().map(|rung| way(facts, refused, rung)).collect();
+            let mut rungs: Vec<Way> = ladder.rungs.iter().map(|rung| way(facts, refused, rung)).collect();
+            if facts.preemptible && ladder.point.in_tasks() {
+                prefer_kprobes(ladder.rungs, &mut rungs);
+            }
             let chosen = rungs.iter().position(|way| way.obstacle.is_none());
             if let Some(index) = chosen {
                 let Rung { programs, also, .. } = ladder.rungs[index];
@@ -236,6 +239,20 @@ fn obstacle(facts: &Facts, refused: &BTreeMap<&'static str, String>, program: &P
 fn way(facts: &Facts, refused: &BTreeMap<&'static str, String>, rung: &Rung) -> Way {
     let obstacle = rung.programs.iter().find_map(|program| obstacle(facts, refused, program));
     Way { hook: rung.hook, measured: rung.measured, obstacle, lack: rung.lack }
+}
+
+/// Passes over the ways that a preemptible kernel skips hits of, where a kprobe sees the same moment.
+fn prefer_kprobes(rungs: &[Rung], ways: &mut [Way]) {
+    let kprobe = |program: &Program| matches!(program.attach, Attach::Kprobe(_));
+    let whole = rungs.iter().zip(ways.iter()).position(|(rung, way)| {
+        let kprobes = !rung.programs.is_empty() && rung.programs.iter().all(kprobe);
+        kprobes && way.measured && way.obstacle.is_none()
+    });
+    for way in &mut ways[..whole.unwrap_or(0)] {
+        way.obstacle.get_or_insert_with(|| {
+            "this kernel may stop a task inside it, and skips its hits on that CPU meanwhile".to_owned()
+        });
+    }
 }
 
 /// Why a program can not be attached, as far as that can be told without trying.
@@ -408,6 +425,24 @@ mod tests {
     }
 
     #[test]
+    fn on_a_preemptible_kernel_kprobes_see_what_runs_in_tasks() {
+        let mut facts = rich(Side::Host);
+        facts.preemptible = true;
+        let plan = Plan::make(&facts, &BTreeMap::new());
+        assert_eq!(plan.identity, "setup_kprobe");
+        for hook in plan.survey.hooks() {
+            let kprobe = hook.hook.as_deref().is_some_and(|hook| hook.starts_with("kprobe "));
+            assert!(hook.measured, "{hook:?}");
+            assert_eq!(kprobe, Point::Boundary(hook.boundary).in_tasks(), "{hook:?}");
+            assert_eq!(kprobe, hook.why.is_some_and(|why| why.contains("may stop a task")));
+        }
+        // Better some than none.
+        facts.kprobes = false;
+        assert_eq!(Plan::make(&facts, &BTreeMap::new()).identity, "setup_tp");
+        assert_eq!(hook(&facts, Boundary::HSent).rung, 0);
+    }
+
+    #[test]
     fn a_refused_program_gives_way_to_the_next_rung_with_the_kernels_reason() {
         let refused = BTreeMap::from([("end_tp", "EINVAL".to_owned())]);
         let plan = Plan::make(&rich(Side::Host), &refused);
@@ -439,6 +474,7 @@ mod tests {
         let said = case(&|f| {
             f.tracepoints.remove("nvme_setup_cmd");
             f.functions.remove("nvme_setup_cmd");
+            f.symbols.remove("blk_mq_start_request");
         });
         assert!(said.contains("no way to see a command's identity"), "{said}");
     }

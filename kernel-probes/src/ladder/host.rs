@@ -14,6 +14,7 @@ pub(super) const HOST: &[Ladder] = &[
             rung("tp_btf nvme_setup_cmd", &[tp("setup_tp", "nvme_setup_cmd")]),
             rung("raw_tp nvme_setup_cmd", &[raw_tp("setup_raw", "nvme_setup_cmd")]),
             rung("fexit nvme_setup_cmd", &[fexit("setup_fexit", "nvme_setup_cmd")]),
+            rung("kprobe blk_mq_start_request", &[kprobe("setup_kprobe", "blk_mq_start_request")]),
         ],
     },
     Ladder {

@@ -88,6 +88,20 @@ pub(crate) enum Point {
     Drive,
 }
 
+impl Point {
+    /// Whether the programs for it run in tasks of the host, where a preemptible kernel may stop them. What
+    /// comes in with an interrupt is left out: a kprobe that an interrupt hits inside another is skipped.
+    pub(crate) const fn in_tasks(self) -> bool {
+        matches!(
+            self,
+            Point::Identity
+                | Point::Boundary(
+                    Boundary::HDriver | Boundary::HSent | Boundary::HR2t | Boundary::HDataSent
+                )
+        )
+    }
+}
+
 /// All ways to see one thing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ladder {
