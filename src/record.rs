@@ -47,7 +47,9 @@ fn source(side: Side, common: &RecordCommon, kernel: bool, signals: &Signals) ->
         (Software::Kernel, Side::Host) => {
             recorder::record(kernel_probes::Host::attach(&kernel_options(common))?, &plan, signals)
         }
-        (Software::Kernel, Side::Target) => bail!("the kernel's target can not be recorded yet"),
+        (Software::Kernel, Side::Target) => {
+            recorder::record(kernel_probes::Target::attach(&kernel_options(common))?, &plan, signals)
+        }
     }
 }
 
