@@ -24,6 +24,8 @@ const volatile bool record_rdma = true;
  * from the first command. */
 const volatile __u64 tcp_mq_ops = 0;
 const volatile __u64 rdma_mq_ops = 0;
+/* Bit of a bio's flags that says that block_bio_queue was fired for it. */
+const volatile __u32 bio_told = 0;
 /* No hook tells of reconnects: find them by the connection's local port, at each command. */
 const volatile bool watch_port = false;
 
@@ -164,33 +166,49 @@ static __always_inline void tell(__u32 kind, struct nvme_ctrl *ctrl, __u32 qid)
 	send_event(kind, BPF_CORE_READ(ctrl, instance), qid, 0);
 }
 
+/* A disk of the multipath head has no hardware queues (mq_ops), so it is known by its name. */
+static __always_inline int on_bio(struct bio *bio, __u64 ops, const char *disk)
+{
+	__u64 key = (__u64)bio, now;
+
+	if (ops && all_known()) {
+		if (transport_of(ops) == NO_TRANSPORT)
+			return 0;
+	} else if (disk[0] != 'n' || disk[1] != 'v' || disk[2] != 'm' || disk[3] != 'e') {
+		return 0;
+	}
+	now = bpf_ktime_get_ns();
+	bpf_map_update_elem(&bios, &key, &now, BPF_ANY);
+	return 0;
+}
+
 /*
  * h_queued, first choice: a bio enters the block layer. The event comes once for each bio; through native
- * multipath that is when nvme0n1 gets it, not when nvme0c0n1 does. A disk of the multipath head has no
- * hardware queues (mq_ops), so it is known by its name.
+ * multipath that is when nvme0n1 gets it, not when nvme0c0n1 does.
  */
 SEC("tp_btf/block_bio_queue")
 int BPF_PROG(bio_queue_tp, struct bio *bio)
 {
 	struct gendisk *disk;
-	__u64 key, now, ops;
 
 	if (!recording)
 		return 0;
 	disk = bio->bi_bdev->bd_disk;
-	ops = (__u64)disk->queue->mq_ops;
-	if (ops && all_known()) {
-		if (transport_of(ops) == NO_TRANSPORT)
-			return 0;
-	} else {
-		if (disk->disk_name[0] != 'n' || disk->disk_name[1] != 'v' || disk->disk_name[2] != 'm' ||
-		    disk->disk_name[3] != 'e')
-			return 0;
-	}
-	key = (__u64)bio;
-	now = bpf_ktime_get_ns();
-	bpf_map_update_elem(&bios, &key, &now, BPF_ANY);
-	return 0;
+	return on_bio(bio, (__u64)disk->queue->mq_ops, disk->disk_name);
+}
+
+/* The function that the block layer calls right before it fires that event, or would have fired it. */
+SEC("kprobe/blk_cgroup_bio_start")
+int BPF_KPROBE(bio_queue_kprobe, struct bio *bio)
+{
+	struct gendisk *disk;
+	char name[4] = {};
+
+	if (!recording || BPF_CORE_READ(bio, bi_flags) >> bio_told & 1)
+		return 0;
+	disk = BPF_CORE_READ(bio, bi_bdev, bd_disk);
+	bpf_core_read(name, sizeof(name), &disk->disk_name);
+	return on_bio(bio, (__u64)BPF_CORE_READ(disk, queue, mq_ops), name);
 }
 
 /*

@@ -77,6 +77,7 @@ struct block_device {
 
 struct bio {
 	struct bio *bi_next;
+	unsigned short bi_flags;
 	struct block_device *bi_bdev;
 	void *bi_end_io;
 	void *bi_private;

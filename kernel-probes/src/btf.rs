@@ -12,6 +12,8 @@ pub(crate) enum Name<'a> {
     Typedef(&'a str),
     /// A structure.
     Struct(&'a str),
+    /// One of an `enum`'s names, and its value.
+    Enumerator(&'a str, u32),
 }
 
 /// Bytes of a name that [`names`] looks at first.
@@ -19,10 +21,11 @@ pub(crate) const BEGINNING: usize = 4;
 
 const MAGIC: u16 = 0xeb9f;
 const KIND_STRUCT: u32 = 4;
+const KIND_ENUM: u32 = 6;
 const KIND_TYPEDEF: u32 = 8;
 const KIND_FUNC: u32 = 12;
 
-/// Calls `found` for each function, typedef and structure whose name begins in one of these ways, and returns
+/// Calls `found` for each function, typedef, structure and enumerator whose name begins in one of these ways, and returns
 /// the length of the string section. `base_strings` is that length of the blob that this one builds on: 0 for
 /// vmlinux, vmlinux's for a module.
 ///
@@ -49,8 +52,21 @@ pub(crate) fn names<'a>(
     let types = section(type_offset, type_length).ok_or(CUT)?;
     let strings = section(string_offset, string_length as usize).ok_or(CUT)?;
 
+    // The name at this offset, where it begins as one that is looked for.
+    let named = |name: u32| -> Result<Option<&'a str>, &'static str> {
+        // Names below the base's length stand in the base.
+        let Some(own) = name.checked_sub(base_strings) else { return Ok(None) };
+        let text = strings.get(own as usize..).ok_or(CUT)?;
+        if !text.first_chunk().is_some_and(|begins| beginnings.contains(begins)) {
+            return Ok(None);
+        }
+        let end = text.iter().position(|&byte| byte == 0).ok_or(CUT)?;
+        Ok(std::str::from_utf8(&text[..end]).ok())
+    };
+
     let mut at = 0;
     while at < types.len() {
+        let start = at;
         let name = word(types, at).ok_or(CUT)?;
         let info = word(types, at + 4).ok_or(CUT)?;
         let kind = (info >> 24) & 0x1f;
@@ -64,22 +80,23 @@ pub(crate) fn names<'a>(
                 2 | 7..=12 | 16 | 18 => 0,       // PTR, FWD, TYPEDEF, VOLATILE .. FUNC, FLOAT, TYPE_TAG
                 _ => return Err("the type information has a kind of entry that is not known"),
             };
-        if !matches!(kind, KIND_STRUCT | KIND_TYPEDEF | KIND_FUNC) {
-            continue;
+        match kind {
+            KIND_STRUCT | KIND_TYPEDEF | KIND_FUNC => {
+                let Some(text) = named(name)? else { continue };
+                found(match kind {
+                    KIND_FUNC => Name::Function(text),
+                    KIND_TYPEDEF => Name::Typedef(text),
+                    _ => Name::Struct(text),
+                });
+            }
+            KIND_ENUM => {
+                for member in (start + 12..at).step_by(8) {
+                    let Some(text) = named(word(types, member).ok_or(CUT)?)? else { continue };
+                    found(Name::Enumerator(text, word(types, member + 4).ok_or(CUT)?));
+                }
+            }
+            _ => {}
         }
-        // Names below the base's length stand in the base.
-        let Some(own) = name.checked_sub(base_strings) else { continue };
-        let text = strings.get(own as usize..).ok_or(CUT)?;
-        if !text.first_chunk().is_some_and(|begins| beginnings.contains(begins)) {
-            continue;
-        }
-        let end = text.iter().position(|&byte| byte == 0).ok_or(CUT)?;
-        let Ok(text) = std::str::from_utf8(&text[..end]) else { continue };
-        found(match kind {
-            KIND_FUNC => Name::Function(text),
-            KIND_TYPEDEF => Name::Typedef(text),
-            _ => Name::Struct(text),
-        });
     }
     Ok(string_length)
 }
@@ -140,6 +157,20 @@ mod tests {
         let (all, length) = collect(&blob(&types, strings), 0).unwrap();
         assert_eq!(all, ["Struct(\"alpha\")", "Function(\"beta\")", "Typedef(\"gamma\")"]);
         assert_eq!(length as usize, strings.len());
+    }
+
+    #[test]
+    fn enumerators_are_told_with_their_values() {
+        let strings = b"\0alpha\0beta\0other\0";
+        let mut types = entry(0, 6, 3, 0);
+        for (name, value) in [(1u32, 7u32), (12, 8), (7, 9)] {
+            types.extend([name.to_ne_bytes(), value.to_ne_bytes()].concat());
+        }
+        types.extend(entry(7, 12, 1, 0));
+        let (all, _) = collect(&blob(&types, strings), 0).unwrap();
+        assert_eq!(all, ["Enumerator(\"alpha\", 7)", "Enumerator(\"beta\", 9)", "Function(\"beta\")"]);
+        let (_, cut) = types.split_last_chunk::<16>().map(|(rest, _)| ((), rest)).unwrap();
+        assert!(collect(&blob(cut, strings), 0).is_err());
     }
 
     #[test]

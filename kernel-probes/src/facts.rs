@@ -106,6 +106,8 @@ pub(crate) struct Facts {
     pub(crate) events: Option<BTreeSet<String>>,
     /// Functions that ftrace can hook; `None` when it does not tell.
     pub(crate) traceable: Option<BTreeSet<String>>,
+    /// The bit of a bio's flags that says that block_bio_queue has told of it.
+    pub(crate) bio_told: Option<u32>,
     /// Symbols, with their suffixes, and their addresses (0 when hidden).
     pub(crate) symbols: BTreeMap<String, u64>,
     /// Whether the kernel has kprobes.
@@ -132,6 +134,7 @@ impl Facts {
             tracepoints: BTreeSet::new(),
             events: None,
             traceable: None,
+            bio_told: None,
             symbols: BTreeMap::new(),
             kprobes: false,
             preemptible: false,
@@ -226,6 +229,7 @@ impl Facts {
             Name::Struct(name) if wanted.structs.contains(name) => {
                 self.structs.insert(name.to_owned());
             }
+            Name::Enumerator(BIO_TOLD, value) => self.bio_told = Some(value),
             _ => {}
         })
     }
@@ -265,7 +269,7 @@ impl Wanted {
         names.extend(modules(side).iter().map(|module| module.function));
         let structs: BTreeSet<&str> =
             STRUCTS.iter().chain(modules(side).iter().flat_map(|module| module.structs)).copied().collect();
-        let others = structs.iter().copied().chain(ADDRESSES.iter().copied()).chain([KPROBES, TRACEPOINT]);
+        let others = structs.iter().copied().chain(ADDRESSES.iter().copied()).chain([KPROBES, TRACEPOINT, BIO_TOLD]);
         let beginnings: BTreeSet<[u8; btf::BEGINNING]> = names
             .iter()
             .copied()
@@ -281,6 +285,8 @@ impl Wanted {
     }
 }
 
+/// The enumerator of [`Facts::bio_told`]; its `enum` has no name, so that no program can ask for it.
+const BIO_TOLD: &str = "BIO_TRACE_COMPLETION";
 /// A function of every kernel with kprobes.
 const KPROBES: &str = "register_kprobe";
 /// How the type of a tracepoint's programs is called.
@@ -381,6 +387,7 @@ mod tests {
             if facts.typed.contains("vmlinux") {
                 assert!(facts.structs.contains("request"));
                 assert!(facts.tracepoints.contains("block_rq_complete"));
+            assert!(facts.bio_told.is_some_and(|bit| bit < 16));
                 continue;
             }
             println!("skipped: this kernel has no type information");

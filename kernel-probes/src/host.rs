@@ -15,6 +15,7 @@ object!(
         constants.record_rdma = there.contains(&Transport::Rdma);
         constants.tcp_mq_ops = settings.facts.address("nvme_tcp_mq_ops");
         constants.rdma_mq_ops = settings.facts.address("nvme_rdma_mq_ops");
+        constants.bio_told = settings.facts.bio_told.unwrap_or(0);
         constants.watch_port = !settings.plan.connections;
     }
 );

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::facts::{Facts, STRUCTS, drivers, modules};
+use crate::ladder::host::BIO_START;
 use crate::ladder::{self, Attach, Point, Program, Rung};
 use run_format::{Boundary, Hook, Side, Transport};
 use std::collections::{BTreeMap, BTreeSet};
@@ -276,6 +277,9 @@ fn missing(facts: &Facts, program: &Program) -> Option<String> {
             if !facts.kprobes {
                 return Some("this kernel is built without kprobes".to_owned());
             }
+            if name == BIO_START && facts.bio_told.is_none() {
+                return Some("which flag a bio has that was told of is not known".to_owned());
+            }
             (!facts.symbols.contains_key(name)).then(|| absent(facts, name, "it is not a symbol"))
         }
     }
@@ -308,7 +312,7 @@ mod tests {
 
     /// A kernel that has everything, as far as the ladders ask.
     fn rich(side: Side) -> Facts {
-        let mut facts = Facts { release: "6.99".to_owned(), kprobes: true, ..Facts::none(side) };
+        let mut facts = Facts { release: "6.99".to_owned(), kprobes: true, bio_told: Some(7), ..Facts::none(side) };
         facts.modules = modules(side).iter().map(|module| module.name.to_owned()).collect();
         facts.typed = facts.modules.clone();
         facts.typed.insert("vmlinux".to_owned());

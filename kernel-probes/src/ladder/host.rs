@@ -3,6 +3,10 @@
 use super::{Ladder, Point, fentry, fexit, kprobe, raw_tp, rung, stand_in, tp};
 use run_format::{Boundary, Transport};
 
+/// What the block layer does with a bio right before it fires block_bio_queue. It is in another file than its
+/// only caller, so it is not inlined.
+pub(crate) const BIO_START: &str = "blk_cgroup_bio_start";
+
 pub(super) const HOST: &[Ladder] = &[
     Ladder {
         point: Point::Identity,
@@ -25,6 +29,7 @@ pub(super) const HOST: &[Ladder] = &[
         without: "the wait in the host's block layer",
         rungs: &[
             rung("tp_btf block_bio_queue", &[tp("bio_queue_tp", "block_bio_queue")]),
+            rung("kprobe blk_cgroup_bio_start", &[kprobe("bio_queue_kprobe", BIO_START)]),
             stand_in(
                 "rq->start_time_ns",
                 &[],

@@ -1,7 +1,7 @@
 //! The table of hooks: for each thing that has to be seen, the ways to see it, best first. It knows names and
 //! no kernel.
 
-mod host;
+pub(crate) mod host;
 mod target;
 
 use run_format::{Boundary, Side, Transport};
@@ -96,7 +96,11 @@ impl Point {
             self,
             Point::Identity
                 | Point::Boundary(
-                    Boundary::HDriver | Boundary::HSent | Boundary::HR2t | Boundary::HDataSent
+                    Boundary::HQueued
+                        | Boundary::HDriver
+                        | Boundary::HSent
+                        | Boundary::HR2t
+                        | Boundary::HDataSent
                 )
         )
     }
