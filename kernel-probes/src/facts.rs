@@ -269,7 +269,8 @@ impl Wanted {
         names.extend(modules(side).iter().map(|module| module.function));
         let structs: BTreeSet<&str> =
             STRUCTS.iter().chain(modules(side).iter().flat_map(|module| module.structs)).copied().collect();
-        let others = structs.iter().copied().chain(ADDRESSES.iter().copied()).chain([KPROBES, TRACEPOINT, BIO_TOLD]);
+        let others =
+            structs.iter().copied().chain(ADDRESSES.iter().copied()).chain([KPROBES, TRACEPOINT, BIO_TOLD]);
         let beginnings: BTreeSet<[u8; btf::BEGINNING]> = names
             .iter()
             .copied()
@@ -387,7 +388,7 @@ mod tests {
             if facts.typed.contains("vmlinux") {
                 assert!(facts.structs.contains("request"));
                 assert!(facts.tracepoints.contains("block_rq_complete"));
-            assert!(facts.bio_told.is_some_and(|bit| bit < 16));
+                assert!(facts.bio_told.is_some_and(|bit| bit < 16));
                 continue;
             }
             println!("skipped: this kernel has no type information");
