@@ -287,9 +287,8 @@ fn verdict(was: &Taken, is: &Taken) -> Verdict {
 
 /// Why the rung of before is not used any more.
 fn why(was: &Taken, before: &Ladder, after: &Ladder) -> Option<String> {
-    let same = |rung: &&Rung| before.rung().is_some_and(|old| same_way(old, rung));
-    let old = after.rungs.iter().find(same)?;
-    let used = after.rung().is_some_and(|rung| same_way(rung, old));
+    let old = counterpart(before, after)?;
+    let used = after.rung().is_some_and(|rung| std::ptr::eq(rung, old));
     match (used, &old.why) {
         (true, _) if was.whole && !old.whole => old.note.clone(),
         (true, _) => None,
@@ -300,8 +299,16 @@ fn why(was: &Taken, before: &Ladder, after: &Ladder) -> Option<String> {
 
 /// Who lacks what the rung of before needs.
 fn lacking(before: &Ladder, after: &Ladder) -> Option<Lack> {
+    counterpart(before, after)?.lack
+}
+
+/// The rung that the baseline uses, on the new build's ladder. Ladders of one length are of one table of hooks.
+fn counterpart<'a>(before: &Ladder, after: &'a Ladder) -> Option<&'a Rung> {
     let old = before.rung()?;
-    after.rungs.iter().find(|rung| same_way(old, rung))?.lack
+    if before.rungs.len() == after.rungs.len() {
+        return after.rungs.get(before.chosen?);
+    }
+    after.rungs.iter().find(|rung| same_way(old, rung))
 }
 
 /// Whether two builds' rungs are the same way: the same hooks, wherever in the function each is.
@@ -852,6 +859,24 @@ mod tests {
                 "Detail trace sizeof(spdk_trace_file): 72 > 80"
             ]
         );
+    }
+
+    #[test]
+    fn why_the_rung_of_before_is_not_used_is_told() {
+        let why = |change: fn(&mut Ladder)| {
+            let mut is = offer();
+            change(&mut is.here.boundaries[1]);
+            offer().compare(&is).boundaries[1].why.clone()
+        };
+        assert_eq!(why(|l| take_away(l, 0, Lack::Program)).as_deref(), Some("it is gone"));
+        assert_eq!(why(|l| l.rungs[0].hook = "uprobe caller+9 (bdev_io_submit inlined)".to_owned()), None);
+        // A table with another rung knows the old one by its hook.
+        let longer = why(|ladder| {
+            take_away(ladder, 0, Lack::Program);
+            ladder.rungs.insert(0, rung("uprobe something_new"));
+            ladder.chosen = Some(0);
+        });
+        assert_eq!(longer.as_deref(), Some("it is gone"));
     }
 
     #[test]

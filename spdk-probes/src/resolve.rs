@@ -4,7 +4,7 @@
 //! Nothing here touches a process's memory or attaches anything, and nothing is guessed: what a file
 //! does not say is an error that names the way out.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -141,6 +141,8 @@ struct Cache {
     enumerations: HashSet<String>,
     functions: HashSet<String>,
     found: Found,
+    /// Names like those that were looked for and not found.
+    similar: HashMap<String, Vec<String>>,
 }
 
 impl Binary {
@@ -306,6 +308,18 @@ impl Binary {
     }
 
     fn similar_functions(&self, name: &str) -> Vec<String> {
+        // Several rungs miss the same function, and this goes through all names.
+        let known = self.cache.lock().unwrap_or_else(PoisonError::into_inner).similar.get(name).cloned();
+        if let Some(similar) = known {
+            return similar;
+        }
+        let similar = self.look_for_similar(name);
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.similar.insert(name.to_owned(), similar.clone());
+        similar
+    }
+
+    fn look_for_similar(&self, name: &str) -> Vec<String> {
         // The last words of a name are what its renamed successor most likely keeps.
         let words: Vec<&str> = name.trim_start_matches('_').split('_').collect();
         let parts: Vec<String> = (0..words.len().saturating_sub(1))
