@@ -17,6 +17,8 @@
  * them; then the drive's own time stays unknown. */
 const volatile __u64 end_of_command_bio = 0;
 const volatile __u64 end_of_chained_bio = 0;
+/* Commands that are rejected while they are parsed are not seen to begin. */
+const volatile bool rejected_unseen = false;
 /* No hook tells of the first byte that is sent: the record ends with the response. */
 const volatile bool tcp_ends_with_response = false;
 
@@ -245,18 +247,14 @@ static __always_inline bool announce(struct queue *queue, struct nvmet_req *req,
 
 /* The command's identity, and where it starts to be seen: not a boundary of its own, and t_recv's second
  * choice. */
-static __always_inline int on_init(struct nvmet_req *req, struct nvmet_sq *sq, const struct nvmet_fabrics_ops *ops)
+static __always_inline int on_init(struct nvmet_req *req, struct nvmet_sq *sq, bool rdma)
 {
 	struct in_flight command = {};
 	__u64 key = (__u64)req, sq_key = (__u64)sq, now;
 	struct queue *queue;
 	struct sqe sqe;
-	__u32 type;
 
 	if (!recording || !BPF_CORE_READ(sq, qid))
-		return 0;
-	type = BPF_CORE_READ(ops, type);
-	if (type != TRTYPE_TCP && type != TRTYPE_RDMA)
 		return 0;
 	if (bpf_probe_read_kernel(&sqe, sizeof(sqe), BPF_CORE_READ(req, cmd))) {
 		count(FAB_SEEN);
@@ -291,7 +289,7 @@ static __always_inline int on_init(struct nvmet_req *req, struct nvmet_sq *sq, c
 			return 0;
 		}
 	}
-	if (!queue->key && !announce(queue, req, sq, type == TRTYPE_RDMA, now)) {
+	if (!queue->key && !announce(queue, req, sq, rdma, now)) {
 		queue->received_at = 0;
 		lose(key, FAB_LOST_RING);
 		return 0;
@@ -311,30 +309,51 @@ static __always_inline int on_init(struct nvmet_req *req, struct nvmet_sq *sq, c
 	return 0;
 }
 
-/* First choice. Newer kernels have one argument less before the last two: they are counted from the end. */
-SEC("fentry/nvmet_req_init")
-int BPF_PROG(init_fentry, struct nvmet_req *req)
+/*
+ * First choice. The submission queue is the second argument of newer kernels and the third of older ones. It
+ * is part of the transport's queue, to which the transport's command around the request points: where one of
+ * the two is that, the command is of that transport. Other transports have other commands.
+ */
+static __always_inline int on_entry(struct nvmet_req *req, void *second, void *third)
 {
-	__u64 n = bpf_get_func_arg_cnt(ctx), sq = 0, ops = 0;
+	void *sq;
 
-	if (n < 3 || bpf_get_func_arg(ctx, n - 2, &sq) || bpf_get_func_arg(ctx, n - 1, &ops))
-		return 0;
-	return on_init(req, (struct nvmet_sq *)sq, (const struct nvmet_fabrics_ops *)ops);
+	if (bpf_core_type_exists(struct nvmet_tcp_cmd)) {
+		sq = member_of(BPF_CORE_READ(tcp_command(req), queue), struct nvmet_tcp_queue, nvme_sq);
+		if (sq == second || sq == third)
+			return on_init(req, sq, false);
+	}
+	if (bpf_core_type_exists(struct nvmet_rdma_rsp)) {
+		sq = member_of(BPF_CORE_READ(rdma_command(req), queue), struct nvmet_rdma_queue, nvme_sq);
+		if (sq == second || sq == third)
+			return on_init(req, sq, true);
+	}
+	return 0;
 }
 
-/* After the command was parsed. A module's tracepoint may have null arguments as far as the verifier knows
- * (6.12). */
+BOTH(init, nvmet_req_init, on_entry(req, second, third), struct nvmet_req *req, void *second, void *third)
+
+/* After the command was parsed. */
+static __always_inline int on_parsed(struct nvmet_req *req)
+{
+	__u32 type = BPF_CORE_READ(req, ops, type);
+
+	return type == TRTYPE_TCP || type == TRTYPE_RDMA ? on_init(req, BPF_CORE_READ(req, sq), type == TRTYPE_RDMA)
+							 : 0;
+}
+
+/* A module's tracepoint may have null arguments as far as the verifier knows (6.12). */
 SEC("tp_btf/nvmet_req_init")
 int BPF_PROG(init_tp, struct nvmet_req *req)
 {
-	return req ? on_init(req, BPF_CORE_READ(req, sq), BPF_CORE_READ(req, ops)) : 0;
+	return req ? on_parsed(req) : 0;
 }
 
 /* Where the module's type information does not tell of the tracepoint. */
 SEC("raw_tp/nvmet_req_init")
 int BPF_PROG(init_raw, struct nvmet_req *req)
 {
-	return on_init(req, BPF_CORE_READ(req, sq), BPF_CORE_READ(req, ops));
+	return on_parsed(req);
 }
 
 /* t_r2t: the host is asked for a write's data. */
@@ -451,6 +470,8 @@ static __always_inline void not_known(struct nvmet_req *req)
 	struct sqe sqe;
 
 	if (!recording || !BPF_CORE_READ(req, sq, qid) || !bpf_map_delete_elem(&losses, &key))
+		return;
+	if (rejected_unseen && BPF_CORE_READ(req, cqe, status))
 		return;
 	if (bpf_probe_read_kernel(&sqe, sizeof(sqe), BPF_CORE_READ(req, cmd)) || sqe.opcode == FABRICS_COMMAND)
 		return;

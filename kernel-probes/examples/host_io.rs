@@ -73,6 +73,7 @@ struct Passthrough {
     result: u32,
 }
 
+const NVME_IOCTL_ID: libc::c_ulong = 0x4e40;
 const NVME_IOCTL_IO_CMD: libc::c_ulong = 0xc048_4e43;
 const BLKDISCARD: libc::c_ulong = 0x1277;
 const BLKZEROOUT: libc::c_ulong = 0x127f;
@@ -87,7 +88,8 @@ fn ioctl<T>(device: &File, request: libc::c_ulong, argument: &mut T) -> Result<i
 }
 
 fn pass(device: &File, opcode: u8, slba: u32, data: Option<&mut Pages>) -> Result<i32> {
-    let mut command = Passthrough { opcode, nsid: 1, ..Passthrough::default() };
+    let nsid = u32::try_from(ioctl(device, NVME_IOCTL_ID, &mut [0u8; 0])?)?;
+    let mut command = Passthrough { opcode, nsid, ..Passthrough::default() };
     if let Some(pages) = data {
         command.addr = pages.start as u64;
         command.data_len = u32::try_from(pages.layout.size())?;

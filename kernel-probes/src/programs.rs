@@ -4,7 +4,7 @@
 
 use crate::error::Error;
 use crate::facts::{Facts, Module, drivers};
-use crate::ladder::{self, Rung};
+use crate::ladder::{self, Program};
 use crate::message::Message;
 use crate::queues::Queues;
 use crate::survey::{Plan, Survey, prevented};
@@ -385,6 +385,7 @@ impl<O: Object> Source for Probes<O> {
                 unfinished: self.counter(raw::FAB_LOST_UNFINISHED)?,
                 unreadable: self.counter(raw::FAB_LOST_READ)? + self.nameless,
                 probe_missed: missed,
+                ..Lost::default()
             },
             in_flight: 0,
             no_start: self.counter(raw::FAB_NO_START)?,
@@ -483,14 +484,14 @@ impl<O: Object> Programs<O> {
     }
 }
 
-/// The programs of the hooks that are not wanted, with the reason.
+/// The programs that are not wanted, with the reason.
 fn avoided(side: Side, hooks: &[String]) -> BTreeMap<&'static str, String> {
-    let unwanted = |rung: &&Rung| hooks.iter().any(|hook| rung.hook.starts_with(hook));
-    ladder::of(side)
-        .iter()
-        .flat_map(|ladder| ladder.rungs)
+    let unwanted = |program: &&Program| {
+        let hook = format!("{} {}", program.attach.kind(), program.attach.name());
+        hooks.iter().any(|unwanted| hook.starts_with(unwanted))
+    };
+    ladder::programs(side)
         .filter(unwanted)
-        .flat_map(|rung| rung.programs)
         .map(|program| (program.name, "it is to be avoided".to_owned()))
         .collect()
 }

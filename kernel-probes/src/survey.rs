@@ -135,7 +135,7 @@ impl Plan {
                 continue;
             }
             let mut rungs: Vec<Way> = ladder.rungs.iter().map(|rung| way(facts, refused, rung)).collect();
-            if facts.preemptible && ladder.point.in_tasks() {
+            if facts.preemptible && ladder.in_tasks() {
                 prefer_kprobes(ladder.rungs, &mut rungs);
             }
             let chosen = rungs.iter().position(|way| way.obstacle.is_none());
@@ -312,7 +312,8 @@ mod tests {
 
     /// A kernel that has everything, as far as the ladders ask.
     fn rich(side: Side) -> Facts {
-        let mut facts = Facts { release: "6.99".to_owned(), kprobes: true, bio_told: Some(7), ..Facts::none(side) };
+        let mut facts =
+            Facts { release: "6.99".to_owned(), kprobes: true, bio_told: Some(7), ..Facts::none(side) };
         facts.modules = modules(side).iter().map(|module| module.name.to_owned()).collect();
         facts.typed = facts.modules.clone();
         facts.typed.insert("vmlinux".to_owned());
@@ -430,17 +431,25 @@ mod tests {
 
     #[test]
     fn on_a_preemptible_kernel_kprobes_see_what_runs_in_tasks() {
-        let mut facts = rich(Side::Host);
-        facts.preemptible = true;
-        let plan = Plan::make(&facts, &BTreeMap::new());
-        assert_eq!(plan.identity, "setup_kprobe");
-        for hook in plan.survey.hooks() {
-            let kprobe = hook.hook.as_deref().is_some_and(|hook| hook.starts_with("kprobe "));
-            assert!(hook.measured, "{hook:?}");
-            assert_eq!(kprobe, Point::Boundary(hook.boundary).in_tasks(), "{hook:?}");
-            assert_eq!(kprobe, hook.why.is_some_and(|why| why.contains("may stop a task")));
+        for (side, identity) in [(Side::Host, "setup_kprobe"), (Side::Target, "init_kprobe")] {
+            let mut facts = rich(side);
+            facts.preemptible = true;
+            let plan = Plan::make(&facts, &BTreeMap::new());
+            assert_eq!(plan.identity, identity);
+            for hook in plan.survey.hooks() {
+                let its = |ladder: &&ladder::Ladder| {
+                    ladder.point == Point::Boundary(hook.boundary) && ladder.transport == hook.transport
+                };
+                let in_tasks = ladder::of(side).iter().find(its).unwrap().in_tasks();
+                let kprobe = hook.hook.as_deref().is_some_and(|hook| hook.starts_with("kprobe "));
+                assert!(hook.measured, "{hook:?}");
+                assert_eq!(kprobe, in_tasks, "{hook:?}");
+                assert_eq!(kprobe, hook.why.is_some_and(|why| why.contains("may stop a task")));
+            }
         }
         // Better some than none.
+        let mut facts = rich(Side::Host);
+        facts.preemptible = true;
         facts.kprobes = false;
         assert_eq!(Plan::make(&facts, &BTreeMap::new()).identity, "setup_tp");
         assert_eq!(hook(&facts, Boundary::HSent).rung, 0);

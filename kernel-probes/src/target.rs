@@ -12,6 +12,7 @@ object!(
     |constants, settings| {
         constants.end_of_command_bio = settings.facts.address("nvmet_bio_done");
         constants.end_of_chained_bio = settings.facts.address("bio_chain_endio");
+        constants.rejected_unseen = !matches!(settings.plan.identity, "init_fentry" | "init_kprobe");
         constants.tcp_ends_with_response = !settings.plan.takes(Boundary::TSent, Transport::Tcp);
     }
 );

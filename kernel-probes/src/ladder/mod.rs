@@ -23,6 +23,17 @@ pub(crate) enum Attach {
 }
 
 impl Attach {
+    /// What `bpf/*.bpf.c` calls it.
+    pub(crate) const fn kind(self) -> &'static str {
+        match self {
+            Attach::Tracepoint(_) => "tp_btf",
+            Attach::RawTracepoint(_) => "raw_tp",
+            Attach::Fentry(_) => "fentry",
+            Attach::Fexit(_) => "fexit",
+            Attach::Kprobe(_) => "kprobe",
+        }
+    }
+
     /// The tracepoint or function.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -88,24 +99,6 @@ pub(crate) enum Point {
     Drive,
 }
 
-impl Point {
-    /// Whether the programs for it run in tasks of the host, where a preemptible kernel may stop them. What
-    /// comes in with an interrupt is left out: a kprobe that an interrupt hits inside another is skipped.
-    pub(crate) const fn in_tasks(self) -> bool {
-        matches!(
-            self,
-            Point::Identity
-                | Point::Boundary(
-                    Boundary::HQueued
-                        | Boundary::HDriver
-                        | Boundary::HSent
-                        | Boundary::HR2t
-                        | Boundary::HDataSent
-                )
-        )
-    }
-}
-
 /// All ways to see one thing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ladder {
@@ -119,6 +112,29 @@ pub(crate) struct Ladder {
     /// What is lost when no rung fits.
     pub(crate) without: &'static str,
     pub(crate) rungs: &'static [Rung],
+}
+
+impl Ladder {
+    /// Whether the programs run in tasks, where a preemptible kernel may stop them. What comes in with an
+    /// interrupt is left out: a kprobe that an interrupt hits inside another is skipped.
+    pub(crate) const fn in_tasks(&self) -> bool {
+        match self.point {
+            Point::Identity => true,
+            Point::Boundary(boundary) => match boundary {
+                Boundary::HQueued
+                | Boundary::HDriver
+                | Boundary::HSent
+                | Boundary::HR2t
+                | Boundary::HDataSent => true,
+                // Both target drivers read capsules and take data in workers.
+                Boundary::TRecv | Boundary::TR2t | Boundary::TData | Boundary::TSubmit => true,
+                // Over RDMA the response is posted by whoever completes the command.
+                Boundary::TSent => matches!(self.transport, Some(Transport::Tcp)),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
 }
 
 /// All ladders of a side.
@@ -220,14 +236,8 @@ mod tests {
             }
             let told: BTreeSet<(String, String)> = programs(side)
                 .map(|program| {
-                    let kind = match program.attach {
-                        Attach::Tracepoint(_) => "tp_btf",
-                        Attach::RawTracepoint(_) => "raw_tp",
-                        Attach::Fentry(_) => "fentry",
-                        Attach::Fexit(_) => "fexit",
-                        Attach::Kprobe(_) => "kprobe",
-                    };
-                    (program.name.to_owned(), format!("{kind}/{}", program.attach.name()))
+                    let Program { name, attach } = program;
+                    ((*name).to_owned(), format!("{}/{}", attach.kind(), attach.name()))
                 })
                 .collect();
             assert_eq!(written, told, "{side}");

@@ -57,6 +57,7 @@ pub(super) const TARGET: &[Ladder] = &[
         without: "nothing can be recorded",
         rungs: &[
             rung("fentry nvmet_req_init", &[fentry("init_fentry", "nvmet_req_init")]),
+            rung("kprobe nvmet_req_init", &[kprobe("init_kprobe", "nvmet_req_init")]),
             stand_in("tp_btf nvmet_req_init", &[tp("init_tp", "nvmet_req_init")], NOT_REJECTED),
             stand_in("raw_tp nvmet_req_init", &[raw_tp("init_raw", "nvmet_req_init")], NOT_REJECTED),
         ],
