@@ -29,6 +29,8 @@ pub enum Subcommand {
     Record(Record),
     /// Join a host's run and a target's, and show the five stages; or show one side alone.
     Report(Report),
+    /// Say which stage moved between runs, by how much and how surely.
+    Compare(Compare),
     /// Print the JSON schema of what a subcommand prints with --format json.
     Schema(Schema),
 }
@@ -174,6 +176,46 @@ pub enum By {
     Cpu,
 }
 
+/// Each BASE and NEW is a directory that holds a host's and a target's run of the same load, or HOST.run,TARGET.run
+/// with a comma, or one run of one side. One run a side tells these two runs apart; several of each, recorded in
+/// turn, tell the systems apart. Exit codes: 3 where a gate does not hold, 4 where one can not be told or there
+/// is nothing to compare.
+#[derive(Debug, Args)]
+#[command(after_help = GATES)]
+pub struct Compare {
+    /// BASE and NEW; or BASE... --against NEW...
+    #[arg(value_name = "RUN", required = true, num_args = 1..)]
+    pub runs: Vec<PathBuf>,
+    /// Repeated runs to compare with: all others are the base's.
+    #[arg(long, value_name = "NEW", num_args = 1..)]
+    pub against: Vec<PathBuf>,
+    /// What has to hold, such as storage.p99<=1.05x,latency.mean<=+3us; may be given several times.
+    #[arg(long, value_name = "GATE", value_delimiter = ',', value_parser = joiner::Gate::parse)]
+    pub gate: Vec<joiner::Gate>,
+    /// The least change that counts: a share of the base, a time, or the larger of both.
+    #[arg(long, value_name = "P%,TIME", default_value = "2%,0.25us", value_parser = joiner::Floor::parse)]
+    pub floor: joiner::Floor,
+    /// How surely all intervals of the comparison hold together.
+    #[arg(long, value_name = "P%", default_value = "99%", value_parser = confidence)]
+    pub confidence: f64,
+    /// Show every figure of every stage in the table.
+    #[arg(long)]
+    pub detail: bool,
+    /// A table for a person, JSON for a program, Markdown for a pull request, or JUnit XML for a CI.
+    #[arg(long, value_enum, default_value_t = CompareFormat::Table)]
+    pub format: CompareFormat,
+}
+
+const GATES: &str = "Gates: [CLASS:]STAGE.STATISTIC<=BOUND. CLASS: read, write/4096, ... STAGE: latency, host_block, host_driver, network, target_driver, storage (beyond_host, data_wait with one side alone). STATISTIC: typical, mean, p50, p90, p99, p999. BOUND: 1.05x, +5%, +3us, -3us, or 80us. A gate holds while the figure is within the bound, and does not hold where it is surely beyond.";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CompareFormat {
+    Table,
+    Json,
+    Markdown,
+    Junit,
+}
+
 #[derive(Debug, Args)]
 pub struct Demo {
     /// Keep the recorded runs in this directory, in place of an earlier demo's.
@@ -202,6 +244,8 @@ pub enum SchemaOf {
     Probe,
     /// `probe --baseline FILE --format json`.
     ProbeBaseline,
+    /// `compare --format json`.
+    Compare,
 }
 
 /// A duration: a number and one of us, ms, s, m, h.
@@ -223,6 +267,15 @@ fn duration(text: &str) -> Result<Duration, String> {
         return Err("must be more than nothing and less than 30 years".into());
     }
     Ok(Duration::from_nanos(nanos as u64))
+}
+
+/// A probability in per cent, as a share.
+fn confidence(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').and_then(|n| n.trim().parse::<f64>().ok());
+    number
+        .filter(|p| (50.0..=99.9999).contains(p))
+        .map(|p| p / 100.0)
+        .ok_or_else(|| format!("{text:?} is no confidence: write 95%, or another from 50% to 99.9999%"))
 }
 
 fn label(text: &str) -> Result<(String, String), String> {

@@ -1,5 +1,5 @@
-//! What scripts rely on: the exit codes (0 good, 1 an error, 2 wrong usage, 3 a gate that did not hold,
-//! 4 too little data to say; `record -- CMD` ends as CMD did), and that output which nobody reads any more is no error.
+//! What scripts rely on: the exit codes (0 good, 1 an error, 2 wrong usage, 3 a gate that did not hold, 4 too little data to say;
+//! `record -- CMD` ends as CMD did), and that output which nobody reads any more is no error.
 
 use anyhow::{Context, Result};
 use std::io::{ErrorKind, Write};
@@ -31,7 +31,7 @@ pub fn code(result: Result<ExitCode>) -> ExitCode {
             say(&text(&error));
             let too_little = error
                 .chain()
-                .any(|cause| matches!(cause.downcast_ref(), Some(joiner::Error::TooLittle { .. })));
+                .any(|cause| matches!(cause.downcast_ref(), Some(error) if joiner::Error::is_too_little(error)));
             if too_little { ExitCode::from(TOO_LITTLE) } else { ExitCode::FAILURE }
         }
     }

@@ -2,6 +2,7 @@
 #![allow(unreachable_pub)] // a binary's modules have no outside
 
 mod cli;
+mod compare;
 mod demo;
 mod exit;
 mod probe;
@@ -19,6 +20,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let result = match cli::Cli::parse().command {
+        cli::Subcommand::Compare(options) => compare::run(&options),
         cli::Subcommand::Demo(options) => demo::run(&options),
         cli::Subcommand::Probe(what) => probe::run(&what),
         cli::Subcommand::Record(what) => record::run(&what),

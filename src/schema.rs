@@ -15,6 +15,7 @@ pub fn run(options: &Schema) -> Result<ExitCode> {
         SchemaOf::Report => joiner::SCHEMA,
         SchemaOf::Probe => probe::SCHEMA,
         SchemaOf::ProbeBaseline => probe::COMPARISON_SCHEMA,
+        SchemaOf::Compare => joiner::COMPARE_SCHEMA,
     };
     print(text)?;
     Ok(ExitCode::SUCCESS)

@@ -24,6 +24,6 @@ impl Random {
 
     /// Uniform in 0 .. `below`, which is not 0.
     pub fn below(&mut self, below: u32) -> u32 {
-        ((self.bits() >> 32) * u64::from(below) >> 32) as u32
+        (((self.bits() >> 32) * u64::from(below)) >> 32) as u32
     }
 }

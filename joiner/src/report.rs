@@ -391,7 +391,7 @@ fn one_side(
         key: |row: &usize| groups.key(run, *row),
         // Only rows with figures are among the rows.
         metrics: |row: &usize, figures: &mut [i64]| {
-            figures.copy_from_slice(&metrics(*row).unwrap_or_default())
+            figures.copy_from_slice(&metrics(*row).unwrap_or_default());
         },
         width: 4,
     }

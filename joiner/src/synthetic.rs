@@ -92,7 +92,7 @@ impl Default for Weather {
         Weather {
             wander: 0.05,
             wander_ns: 10e6,
-            drift: 0.02,
+            drift: 0.003,
             bursts: 4.0,
             burst_ns: 15e6,
             burst_factor: 1.6,

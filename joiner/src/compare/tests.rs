@@ -6,7 +6,7 @@ use crate::recording::Recording;
 use crate::synthetic::{Load, Runs, Weather};
 use rayon::prelude::*;
 
-/// One machine, so that the clock need not be searched for; a second of reads at depth 1.
+/// One machine, so that the clock need not be searched for; ten seconds of reads at depth 1, a thousand a second.
 fn load(seed: u64) -> Load {
     Load {
         seed,
@@ -15,7 +15,7 @@ fn load(seed: u64) -> Load {
         depth: 1,
         writes: 0.0,
         storage_ns: 4_000.0,
-        pause_ns: 50_000.0,
+        pause_ns: 950_000.0,
         slow_one_in: 1_000,
         weather: Some(Weather::default()),
         host_clock_ns: 5_000_000_000_000,
@@ -51,6 +51,11 @@ fn single(base: &Load, new: &Load) -> Comparison {
 }
 
 fn rate(name: &str, share: f64, runs: usize, from: u64, count: u64, weather: Weather, commands: usize) {
+    let began = std::time::Instant::now();
+    let r = reading(&load(9)); let t1 = began.elapsed();
+    let s = super::slices::Slices::of(r.classes.values().next().unwrap(), &super::moments::rows(r.sides, &[], false, &[])); let t2 = began.elapsed();
+    let e = super::resample::estimate(&s); let t3 = began.elapsed();
+    println!("{t1:?} {t2:?} {t3:?} block {}", e.block_ns);
     let results: Vec<(Comparison, bool)> = (from..from + count)
         .into_par_iter()
         .map(|n| {
