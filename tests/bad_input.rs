@@ -16,6 +16,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 use support::{FABSCOPE, Process, fabscope, outcome};
 
 const NOBODY: u32 = 65534;
@@ -190,7 +191,7 @@ impl Made<'_> {
                     measured: true,
                     instruction: None,
                     transport: None,
-            estimated_ns: None,
+                    estimated_ns: None,
                     why: None,
                 })
                 .collect(),
@@ -433,6 +434,87 @@ fn a_reader_that_goes_away_is_no_error() -> Result<()> {
             stderr.read_to_string(&mut said)?;
         }
         ensure!(child.wait()?.success() && said.is_empty(), "{said}");
+    }
+    Ok(())
+}
+
+/// `fabscope probe target --spdk FILE` with a gigabyte for its data; fails on a panic, a signal, or no end.
+fn probe_with_little_memory(file: &Path) -> Result<support::Outcome> {
+    let began = Instant::now();
+    let script = format!("ulimit -d 1048576; exec {FABSCOPE} probe target --spdk \"$0\"");
+    let said = outcome(Command::new("sh").arg("-c").arg(script).arg(file))?;
+    let took = began.elapsed();
+    ensure!(took < Duration::from_secs(60), "{}: {took:?}", file.display());
+    ensure!(matches!(said.code, Some(0 | 1)) && !said.stderr.contains("panicked"), "{said:#?}");
+    ensure!(
+        (said.code == Some(1)) != said.stderr.is_empty() || said.stdout.contains("can not record"),
+        "{said:#?}"
+    );
+    Ok(said)
+}
+
+#[test]
+fn a_program_that_is_none_or_lies_is_named_with_what_is_wrong() -> Result<()> {
+    let here = tempfile::tempdir()?;
+    let file = here.path().join("nvmf_tgt");
+    let name = file.display().to_string();
+    let whole = fs::read(standin::spawn::program("standin-target")?)?;
+    let refused = |bytes: &[u8], texts: &[&str]| -> Result<()> {
+        fs::write(&file, bytes)?;
+        let texts = [&[name.as_str()], texts].concat();
+        probe_with_little_memory(&file)?.expect(1, &texts)?;
+        Ok(())
+    };
+    refused(b"", &["not an ELF file"])?;
+    refused(b"#!/bin/sh\nexec nvmf_tgt\n", &["not an ELF file", "not a wrapper script"])?;
+    let changed = |at: usize, to: &[u8]| {
+        let mut bytes = whole.clone();
+        bytes[at..at + to.len()].copy_from_slice(to);
+        bytes
+    };
+    // Other machines, by e_machine, class and byte order.
+    refused(&changed(18, &183_u16.to_le_bytes()), &["an ELF file for", "AArch64"])?;
+    refused(&changed(18, &243_u16.to_le_bytes()), &["an ELF file for", "RISC-V"])?;
+    refused(&changed(4, &[1]), &["an ELF file for", "32-bit"])?;
+    refused(&changed(5, &[2]), &["an ELF file for", "big-endian"])?;
+    for part in 0..16 {
+        fs::write(&file, &whole[..whole.len() * part / 16])?;
+        probe_with_little_memory(&file)?.expect(1, &[&name])?;
+    }
+
+    // Each section says that it is larger than anything; then the tables themselves.
+    let word = |at: usize| u64::from_le_bytes(whole[at..at + 8].try_into().unwrap_or_default()) as usize;
+    let sections = word(40);
+    let count = usize::from(u16::from_le_bytes([whole[60], whole[61]]));
+    for size in [u64::MAX, 1 << 62, 1 << 40] {
+        let mut bytes = whole.clone();
+        for section in 0..count {
+            let at = sections + section * 64 + 32;
+            bytes[at..at + 8].copy_from_slice(&size.to_le_bytes());
+        }
+        fs::write(&file, &bytes)?;
+        probe_with_little_memory(&file)?;
+        for section in (0..count).step_by(3) {
+            fs::write(&file, changed(sections + section * 64 + 32, &size.to_le_bytes()))?;
+            probe_with_little_memory(&file)?;
+        }
+    }
+    for at in [32, 40] {
+        refused(&changed(at, &u64::MAX.to_le_bytes()), &[])?;
+    }
+
+    // A terabyte of nothing behind the program, and a terabyte of nothing alone.
+    fs::write(&file, &whole)?;
+    fs::OpenOptions::new().write(true).open(&file)?.set_len(1 << 40)?;
+    probe_with_little_memory(&file)?;
+    fs::write(&file, b"")?;
+    fs::OpenOptions::new().write(true).open(&file)?.set_len(1 << 40)?;
+    probe_with_little_memory(&file)?.expect(1, &[&name, "not an ELF file"])?;
+
+    let pipe = here.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU)?;
+    for none in [pipe.as_path(), here.path(), Path::new("/dev/zero"), Path::new("/dev/null")] {
+        probe_with_little_memory(none)?.expect(1, &[&none.display().to_string()])?;
     }
     Ok(())
 }
