@@ -10,7 +10,7 @@ use crate::software::{self, Software, parse_choice};
 use anyhow::{Result, bail};
 use document::{Baseline, ComparisonDocument, Document};
 use run_format::Side;
-use spdk_probes::{Choice, Options, resolve::Binary};
+use spdk_probes::{Choice, Options};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -97,12 +97,12 @@ fn lacks_rights(error: &anyhow::Error) -> bool {
 }
 
 fn save_layout(program: &Path, debug_file: Option<&Path>, file: &Path) -> Result<()> {
-    let mut binary = Binary::open(program, None)?;
-    if let Some(debug_file) = debug_file {
-        binary.set_debug_file(debug_file)?;
-    }
-    let layout = binary.layout()?;
+    let layout = spdk_probes::layout_of_program(program, debug_file)?;
     layout.save(file)?;
-    say(&format!("{}: layout of build-id {}", file.display(), layout.build_id()));
+    let more = match layout.files() - 1 {
+        0 => String::new(),
+        more => format!(" and of {more} more of its files"),
+    };
+    say(&format!("{}: layout of build-id {}{more}", file.display(), layout.build_id()));
     Ok(())
 }

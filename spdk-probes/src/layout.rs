@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::dwarf::Argument;
 use crate::functions;
-use crate::resolve::{Binary, Function, Member, hex};
+use crate::resolve::{Binary, BinarySet, Function, Member, hex};
 
 /// The format's name; another number means that older readers cannot read it.
 const FORMAT: &str = "fabscope-layout/1";
@@ -38,6 +38,9 @@ pub struct Layout {
     /// The structures of SPDK's trace ring: size and members.
     #[serde(default)]
     trace: BTreeMap<String, (u64, Vec<(String, Member)>)>,
+    /// The same of the program's other files, where it is of several.
+    #[serde(default)]
+    others: Vec<Layout>,
     /// The file that messages name.
     #[serde(skip)]
     path: std::path::PathBuf,
@@ -61,6 +64,7 @@ impl Layout {
             enumerators: BTreeMap::new(),
             arguments: BTreeMap::new(),
             trace: BTreeMap::new(),
+            others: Vec::new(),
             path: Path::new("(made now)").to_owned(),
         };
         for name in functions::functions() {
@@ -109,6 +113,38 @@ impl Layout {
             });
         }
         Ok(layout)
+    }
+
+    /// Gathers it of all files of a program. Those that tell nothing, or have no build-id, are left out, unless all
+    /// are so.
+    pub(crate) fn of_set(set: &BinarySet) -> Result<Layout, Error> {
+        let mut failed = None;
+        let mut layouts = set.binaries().iter().filter_map(|binary| {
+            Layout::of(binary).map_err(|error| failed = failed.take().or(Some(error))).ok()
+        });
+        let first = layouts.next();
+        let others: Vec<Layout> = layouts.collect();
+        match (first, failed) {
+            (Some(first), _) => Ok(Layout { others, ..first }),
+            (None, Some(error)) => Err(error),
+            (None, None) => Err(Error::NotSpdk { name: set.name().to_owned(), files: 0 }),
+        }
+    }
+
+    /// The part that is of this build; the first where none is, which says so.
+    pub(crate) fn for_build(mut self, build_id: Option<&[u8]>) -> Layout {
+        let wanted = build_id.map(hex);
+        let others = std::mem::take(&mut self.others);
+        let path = self.path.clone();
+        match others.into_iter().find(|other| Some(&other.build_id) == wanted.as_ref()) {
+            Some(other) => Layout { path, ..other },
+            None => self,
+        }
+    }
+
+    /// How many files it is of.
+    pub fn files(&self) -> usize {
+        1 + self.others.len()
     }
 
     /// Reads a layout file.

@@ -12,6 +12,7 @@ mod error;
 pub mod functions;
 mod host;
 mod layout;
+mod libraries;
 mod loader;
 #[doc(hidden)]
 pub mod measure;
@@ -112,10 +113,29 @@ pub fn survey_program(program: &Path, side: Side, options: &Options) -> Result<S
 }
 
 fn open(program: &Path, options: &Options) -> Result<resolve::BinarySet, Error> {
-    let name = program.display().to_string();
-    let mut set = resolve::BinarySet::open(&name, &[program.to_owned()], None)?;
+    let mut set = open_with_libraries(program)?;
     loader::dress(&mut set, options.layout.as_deref(), options.debug_file.as_deref())?;
     Ok(set)
+}
+
+fn open_with_libraries(program: &Path) -> Result<resolve::BinarySet, Error> {
+    let libraries = libraries::Libraries::of(program);
+    let files: Vec<PathBuf> = std::iter::once(program.to_owned()).chain(libraries.found.clone()).collect();
+    let name = program.display().to_string();
+    resolve::BinarySet::open(&name, &files, None).map_err(|error| match error {
+        Error::NotSpdk { .. } => libraries.error(program).unwrap_or(error),
+        other => other,
+    })
+}
+
+/// What a layout file for this program and its libraries says; see [`Layout`].
+///
+/// # Errors
+/// When the program can not be read, holds no SPDK, or tells nothing of it.
+pub fn layout_of_program(program: &Path, debug_file: Option<&Path>) -> Result<Layout, Error> {
+    let mut set = open_with_libraries(program)?;
+    loader::dress(&mut set, None, debug_file)?;
+    Layout::of_set(&set)
 }
 
 fn survey_of(set: &resolve::BinarySet, side: Side, options: &Options) -> Result<Survey, Error> {

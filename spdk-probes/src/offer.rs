@@ -355,7 +355,16 @@ fn function(set: &BinarySet, name: &str, knowledge: Knowledge) -> FunctionOffer 
     let inlined = inlined.filter(|_| knowledge >= Knowledge::Layout);
     let function = match set.resolve_function(name) {
         Ok(function) => function,
-        Err(error) => return FunctionOffer { copies: Vec::new(), inlined, why: Some(error.to_string()) },
+        Err(error) => {
+            let why = match error {
+                // A layout file holds all that the table wants and the build has.
+                Error::Stripped { .. } if knowledge == Knowledge::Layout => {
+                    format!("the layout file has no function `{name}`")
+                }
+                error => error.to_string(),
+            };
+            return FunctionOffer { copies: Vec::new(), inlined, why: Some(why) };
+        }
     };
     let mut copies = Vec::new();
     for binary in set.binaries() {

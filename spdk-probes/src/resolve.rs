@@ -194,6 +194,7 @@ impl Binary {
     /// Takes functions, members and enumerators from a layout file where the file itself does not say.
     /// It must be of the same build.
     pub fn set_layout(&mut self, layout: Layout) -> Result<(), Error> {
+        let layout = layout.for_build(self.elf.build_id());
         layout.check(self.path(), self.elf.build_id())?;
         self.layout = Some(layout);
         Ok(())
