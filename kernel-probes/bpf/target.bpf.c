@@ -52,7 +52,7 @@ struct queue {
 	__u64 key; /* 0: not announced yet */
 	__u64 connected; /* when it was seen to connect, 0 when it was not */
 	__u64 received_at; /* when the capsule began to be read that has no command yet, 0 for none */
-	__u64 position; /* the stream position of its first byte */
+	__u64 position; /* the stream position of its first byte, or FAB_NO_POSITION */
 	__u16 cntlid;
 	__u16 qid;
 	bool plain; /* nothing encrypts below: stream positions are those of the wire */
@@ -148,7 +148,7 @@ static __always_inline void lose(__u64 key, __u32 counter)
 /* A queue begins: nothing that was known under its address is of it. */
 static __always_inline int on_install(struct nvmet_req *req)
 {
-	struct queue queue = { .connected = bpf_ktime_get_ns() };
+	struct queue queue = { .connected = bpf_ktime_get_ns(), .position = FAB_NO_POSITION };
 	__u64 key = (__u64)BPF_CORE_READ(req, sq);
 
 	bpf_map_update_elem(&queues, &key, &queue, BPF_ANY);
@@ -158,15 +158,17 @@ static __always_inline int on_install(struct nvmet_req *req)
 BOTH(install, nvmet_install_queue, on_install(req), struct nvmet_ctrl *ctrl, struct nvmet_req *req)
 
 /*
- * t_recv: a capsule begins to be read. The driver looks for one once more when there is none, so the last
- * time before a command is its own; a capsule that comes in pieces keeps the time of its first.
+ * t_recv: a capsule begins to be read, if any of it is `there`. The driver looks for one once more when there
+ * is none, so the last time before a command is its own; a capsule that comes in pieces keeps the time of its
+ * first. What comes between the look and the reading has no time of its own here: it would lie before the host
+ * had sent it.
  */
-static __always_inline void received(struct nvmet_sq *sq, __u64 position)
+static __always_inline void received(struct nvmet_sq *sq, __u64 position, bool there)
 {
 	struct queue *queue = queue_at(sq);
 
 	if (!queue) {
-		struct queue first = {};
+		struct queue first = { .position = FAB_NO_POSITION };
 		__u64 key = (__u64)sq;
 
 		if (!BPF_CORE_READ(sq, qid))
@@ -176,19 +178,28 @@ static __always_inline void received(struct nvmet_sq *sq, __u64 position)
 		if (!queue)
 			return;
 	}
-	queue->received_at = bpf_ktime_get_ns();
+	queue->received_at = there ? bpf_ktime_get_ns() : 0;
 	queue->position = position;
+}
+
+/* What was read last has its command. */
+static __always_inline void taken(struct queue *queue)
+{
+	queue->received_at = 0;
+	queue->position = FAB_NO_POSITION;
 }
 
 static __always_inline int on_receive_tcp(struct nvmet_tcp_queue *queue)
 {
 	struct tcp_sock *tcp;
+	__u32 position;
 
 	if (!recording || BPF_CORE_READ(queue, offset))
 		return 0;
 	/* Only this task reads from the socket, so it needs no lock. */
 	tcp = (void *)BPF_CORE_READ(queue, sock, sk);
-	received(member_of(queue, struct nvmet_tcp_queue, nvme_sq), BPF_CORE_READ(tcp, copied_seq));
+	position = BPF_CORE_READ(tcp, copied_seq);
+	received(member_of(queue, struct nvmet_tcp_queue, nvme_sq), position, BPF_CORE_READ(tcp, rcv_nxt) != position);
 	return 0;
 }
 
@@ -201,7 +212,7 @@ static __always_inline int on_receive_rdma(struct ib_wc *wc)
 	if (!recording)
 		return 0;
 	queue = (void *)BPF_CORE_READ(wc, qp, qp_context);
-	received(member_of(queue, struct nvmet_rdma_queue, nvme_sq), FAB_NO_POSITION);
+	received(member_of(queue, struct nvmet_rdma_queue, nvme_sq), FAB_NO_POSITION, true);
 	return 0;
 }
 
@@ -273,14 +284,14 @@ static __always_inline int on_init(struct nvmet_req *req, struct nvmet_sq *sq, b
 	queue = queue_at(sq);
 	if (!is_sampled(&sqe)) {
 		if (queue)
-			queue->received_at = 0;
+			taken(queue);
 		count(FAB_UNSAMPLED);
 		return 0;
 	}
 
 	now = bpf_ktime_get_ns();
 	if (!queue) {
-		struct queue first = {};
+		struct queue first = { .position = FAB_NO_POSITION };
 
 		bpf_map_update_elem(&queues, &sq_key, &first, BPF_NOEXIST);
 		queue = queue_at(sq);
@@ -290,7 +301,7 @@ static __always_inline int on_init(struct nvmet_req *req, struct nvmet_sq *sq, b
 		}
 	}
 	if (!queue->key && !announce(queue, req, sq, rdma, now)) {
-		queue->received_at = 0;
+		taken(queue);
 		lose(key, FAB_LOST_RING);
 		return 0;
 	}
@@ -298,12 +309,11 @@ static __always_inline int on_init(struct nvmet_req *req, struct nvmet_sq *sq, b
 	command.sq = sq_key;
 	command.record.queue = queue->key;
 	command.record.ts[FAB_T_RECV] = now;
-	if (queue->received_at) {
+	if (queue->received_at)
 		command.record.ts[FAB_T_RECV] = queue->received_at;
-		if (queue->plain)
-			command.record.stream_position = queue->position;
-		queue->received_at = 0;
-	}
+	if (queue->plain)
+		command.record.stream_position = queue->position;
+	taken(queue);
 	if (bpf_map_update_elem(&commands, &key, &command, BPF_ANY))
 		lose(key, FAB_LOST_MAP);
 	return 0;

@@ -141,6 +141,7 @@ struct inet_connection_sock {
 };
 
 struct tcp_sock {
+	__u32 rcv_nxt;
 	__u32 copied_seq;
 	__u32 write_seq;
 };
@@ -236,6 +237,7 @@ struct nvme_command;
 
 struct nvme_request {
 	struct nvme_command *cmd;
+	__u8 genctr;
 	__u8 retries;
 	__u8 flags;
 	__u16 status;
