@@ -744,8 +744,10 @@ struct cqe {
 	__u16 status;
 };
 
-/* A cid's tag; what is above counts how often the tag was used. */
-#define TAG_BITS 0xfff
+/* A cid has the request's tag below, and above how often the request came back from the wire. */
+#define TAG_BITS 12
+#define TAGS ((1 << TAG_BITS) - 1)
+#define GENERATIONS 0xf
 
 /*
  * h_recv of NVMe/RDMA: the driver is handed a completion queue entry, and looks for its request by queue and
@@ -776,7 +778,7 @@ static __always_inline int on_receive_entry(struct ib_wc *wc)
 	tags = BPF_CORE_READ(queue, ctrl, tag_set.tags);
 	bpf_probe_read_kernel(&own, sizeof(own), tags + index - 1);
 	requests = BPF_CORE_READ(own, rqs);
-	bpf_probe_read_kernel(&rq, sizeof(rq), requests + (cqe.cid & TAG_BITS));
+	bpf_probe_read_kernel(&rq, sizeof(rq), requests + (cqe.cid & TAGS));
 	command = find(rq);
 	if (command && command->record.cid == cqe.cid && command->driver_queue == (__u64)queue &&
 	    !command->record.ts[FAB_H_RECV] && !command->record.ts[FAB_H_DONE])
@@ -830,23 +832,30 @@ static __always_inline __u32 data_length(struct in_flight *command, struct reque
 	return 0;
 }
 
+/* What a command came to. */
+static __always_inline void conclude(struct in_flight *command, struct request *rq)
+{
+	struct nvme_request *nvme = behind(rq);
+
+	command->record.bytes = data_length(command, rq);
+	command->record.status = BPF_CORE_READ(nvme, status) & STATUS_BITS;
+	if ((BPF_CORE_READ(nvme, flags) & NVME_REQ_CANCELLED) || command->record.status == HOST_PATHING_ERROR ||
+	    command->record.status == HOST_ABORTED)
+		command->record.flags |= FAB_FLAG_CANCELED;
+}
+
 /* h_done: the driver completes the command, for whatever reason. */
 static __always_inline int on_done(struct request *rq)
 {
 	struct in_flight *command = find(rq);
-	struct nvme_request *nvme = behind(rq);
 	struct doing *doing;
 
 	if (!command || command->record.ts[FAB_H_DONE])
 		return 0;
 	command->record.ts[FAB_H_DONE] = bpf_ktime_get_ns();
-	command->record.bytes = data_length(command, rq);
-	command->record.status = BPF_CORE_READ(nvme, status) & STATUS_BITS;
-	if ((BPF_CORE_READ(nvme, flags) & NVME_REQ_CANCELLED) || command->record.status == HOST_PATHING_ERROR ||
-	    command->record.status == HOST_ABORTED) {
-		command->record.flags |= FAB_FLAG_CANCELED;
+	conclude(command, rq);
+	if (command->record.flags & FAB_FLAG_CANCELED)
 		return 0;
-	}
 	/* NVMe/RDMA's entry has named its command. */
 	if (command->transport != KERNEL_TCP)
 		return 0;
@@ -891,6 +900,7 @@ static __always_inline void not_known(struct request *rq)
 static __always_inline int on_end(struct request *rq)
 {
 	struct in_flight *command = find(rq);
+	struct nvme_request *nvme = behind(rq);
 	__u64 key = (__u64)rq;
 
 	if (!command) {
@@ -898,8 +908,12 @@ static __always_inline int on_end(struct request *rq)
 		return 0;
 	}
 	command->record.ts[FAB_H_END] = bpf_ktime_get_ns();
-	if (!command->record.ts[FAB_H_DONE])
-		command->record.flags |= FAB_FLAG_CANCELED;
+	if (!command->record.ts[FAB_H_DONE]) {
+		/* It never came back, or h_done was missed: then the request's next cid is another one. */
+		conclude(command, rq);
+		if ((BPF_CORE_READ(nvme, genctr) & GENERATIONS) == command->record.cid >> TAG_BITS)
+			command->record.flags |= FAB_FLAG_CANCELED;
+	}
 	send_record(&command->record);
 	bpf_map_delete_elem(&commands, &key);
 	return 0;

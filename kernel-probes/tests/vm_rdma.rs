@@ -57,7 +57,6 @@ fn the_host_is_recorded(kernel: Kernel) -> Result<()> {
     let alone = rdma_alone_by_the_lower_rungs(&vm, &over_rdma)?;
     println!("{} alone {:?} {:?}", vm.release(), alone.counters, alone.events);
     the_load_is_there(&alone, "rdma", true)?;
-    each_boundary_is_there_in_order(&alone)?;
 
     let disk = vm.null_blk(drive)?;
     let port = Port { transport: Transport::Tcp, address: "127.0.0.1", number: TCP_PORT };
@@ -65,9 +64,14 @@ fn the_host_is_recorded(kernel: Kernel) -> Result<()> {
     let tcp = vm.connect(&port, TCP_NQN, HOST)?;
     let over_tcp = vm.namespace(&tcp, 1)?;
     let whole = record(&vm, "host", "whole", "")?;
-    let some = record(&vm, "host", "some", &format!("--one-in {ONE_IN}"))?;
     ready(&vm, "whole", &whole)?;
+    // This one has to learn which operations are the drivers'.
+    vm.sh(
+        "echo 2 > /proc/sys/kernel/kptr_restrict; ! grep -q '^0*[1-9a-f].* nvme_rdma_mq_ops' /proc/kallsyms",
+    )?;
+    let some = record(&vm, "host", "some", &format!("--one-in {ONE_IN}"))?;
     ready(&vm, "some", &some)?;
+    vm.sh("echo 0 > /proc/sys/kernel/kptr_restrict")?;
     let loads = [&over_rdma, &over_tcp]
         .map(|device| vm.spawn(&format!("host_io --reads {READS} --threads {THREADS} {device}")));
     for load in loads {
@@ -89,10 +93,12 @@ fn the_host_is_recorded(kernel: Kernel) -> Result<()> {
     hooks_are_the_moments_themselves(&whole)?;
     the_load_is_there(&whole, "rdma", false)?;
     the_load_is_there(&whole, "tcp", true)?;
+    // A kprobe that an interrupt hits inside another is skipped, and not counted.
+    each_boundary_is_there_in_order(&alone, alone.commands.len() / 50)?;
     for recording in [&whole, &some] {
-        each_boundary_is_there_in_order(recording)?;
+        each_boundary_is_there_in_order(recording, recording.missed())?;
         recording.adds_up()?;
-        for lost in ["unreadable", "ring_full", "map_full"] {
+        for lost in ["unreadable", "ring_full", "map_full", "probe_missed"] {
             ensure!(recording.counter(lost) == 0, "{:?}", recording.counters);
         }
         ensure!(
@@ -272,7 +278,8 @@ fn the_load_is_there(recording: &Recording, transport: &str, only: bool) -> Resu
     Ok(())
 }
 
-fn each_boundary_is_there_in_order(recording: &Recording) -> Result<()> {
+/// But for this many.
+fn each_boundary_is_there_in_order(recording: &Recording, but: usize) -> Result<()> {
     let mut incomplete = Vec::new();
     let mut received = BTreeSet::new();
     for row in &recording.commands {
@@ -302,7 +309,7 @@ fn each_boundary_is_there_in_order(recording: &Recording) -> Result<()> {
             ensure!(row.position.is_some() == row.at(Boundary::HSent).is_some(), "{row:?}");
         }
     }
-    ensure!(incomplete.len() <= recording.missed(), "{} missed, not {incomplete:?}", recording.missed());
+    ensure!(incomplete.len() <= but, "{but} missed, not {incomplete:?}");
     let unqueued = recording.commands.iter().filter(|row| row.at(Boundary::HQueued).is_none()).count();
     // Those that are passed through, of two loads at most.
     ensure!(unqueued <= 2 * (3 + 4 + 4), "{unqueued} commands without h_queued");

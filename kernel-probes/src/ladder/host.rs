@@ -1,11 +1,14 @@
 //! The host's ladders.
 
-use super::{Ladder, Point, fentry, fexit, kprobe, raw_tp, rung, stand_in, tp};
+use super::{Ladder, Point, Rung, fentry, fexit, kprobe, raw_tp, rung, stand_in, tp};
 use run_format::{Boundary, Transport};
 
 /// What the block layer does with a bio right before it fires block_bio_queue. It is in another file than its
 /// only caller, so it is not inlined.
 pub(crate) const BIO_START: &str = "blk_cgroup_bio_start";
+
+/// What a kprobe lacks where an interrupt may hit it.
+const INTERRUPTED: &str = "a hit that interrupts another kprobe is skipped, and not counted";
 
 pub(super) const HOST: &[Ladder] = &[
     Ladder {
@@ -178,7 +181,10 @@ pub(super) const HOST: &[Ladder] = &[
         without: "the border of network and driver on the way back",
         rungs: &[
             rung("fentry nvme_rdma_recv_done", &[fentry("recv_done_fentry", "nvme_rdma_recv_done")]),
-            rung("kprobe nvme_rdma_recv_done", &[kprobe("recv_done_kprobe", "nvme_rdma_recv_done")]),
+            Rung {
+                lack: Some(INTERRUPTED),
+                ..rung("kprobe nvme_rdma_recv_done", &[kprobe("recv_done_kprobe", "nvme_rdma_recv_done")])
+            },
         ],
     },
     Ladder {
@@ -192,10 +198,13 @@ pub(super) const HOST: &[Ladder] = &[
                 "fentry blk_mq_complete_request_remote",
                 &[fentry("done_fentry", "blk_mq_complete_request_remote")],
             ),
-            rung(
-                "kprobe blk_mq_complete_request_remote",
-                &[kprobe("done_kprobe", "blk_mq_complete_request_remote")],
-            ),
+            Rung {
+                lack: Some(INTERRUPTED),
+                ..rung(
+                    "kprobe blk_mq_complete_request_remote",
+                    &[kprobe("done_kprobe", "blk_mq_complete_request_remote")],
+                )
+            },
             stand_in(
                 "tp_btf nvme_complete_rq",
                 &[tp("done_tp", "nvme_complete_rq")],
