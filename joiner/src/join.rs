@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::lanes::{Item, Lanes, lane};
 use crate::matching::{self, Fate, Matching};
 use crate::model::{Stages, SubStage, Terms, filled, is_of_r2t};
+use crate::order;
 use crate::queues::{Link, LinkedBy, Links, link};
 use crate::recording::{NONE, Recording};
 use rayon::prelude::*;
@@ -223,9 +224,10 @@ fn join_linked(
     let exact = exact_links(&host, &target, &links);
     let certain = exact.iter().all(|&e| e);
     let one_in = host.manifest.one_in.max(target.manifest.one_in);
+    let by_order = order::applies(&target);
     let (h, t) = rayon::join(
-        || Prepared::new(&host, &links.host, one_in, &exact),
-        || Prepared::new(&target, &links.target, one_in, &exact),
+        || Prepared::new(&host, &links.host, one_in, &exact, by_order),
+        || Prepared::new(&target, &links.target, one_in, &exact, by_order),
     );
     let (mut h, mut t) = (h, t);
 
@@ -268,6 +270,13 @@ fn join_linked(
 
     let (clock, pairs) = match found {
         Some((clock, matching)) => {
+            // Without cids what was matched so far is only good for the clock.
+            let matching = if by_order {
+                let stretches = order::stretches(&target, window(&target));
+                order::matching(&host, &h.lanes, &t.lanes, &clock, &stretches)
+            } else {
+                matching
+            };
             let pairs = settle(&host, &target, &mut h, &mut t, &matching, &clock);
             (Some(clock), pairs)
         }
@@ -368,6 +377,7 @@ impl Prepared {
         queues: &BTreeMap<run_format::QueueId, u32>,
         one_in: u32,
         exact: &[bool],
+        by_order: bool,
     ) -> Prepared {
         let links = by_queue(queues);
         let limit = (run.manifest.one_in.max(1) < one_in).then(|| sampling::limit(one_in));
@@ -381,11 +391,18 @@ impl Prepared {
             let (cid, opcode, nsid) = (run.cid[row], run.opcode[row], run.nsid[row]);
             let (slba, nlb) = (run.slba[row], run.nlb[row]);
             // What the sparser side kept is kept on the denser side too: the limits of the hash nest.
-            if limit.is_some_and(|l| sampling::hash(Cid(cid), opcode, nsid, slba, nlb) > l) {
+            if !by_order && limit.is_some_and(|l| sampling::hash(Cid(cid), opcode, nsid, slba, nlb) > l) {
                 *fate = Row::Aside(SetAside::Unsampled);
                 continue;
             }
-            let (begin, end) = on_the_wire(run, row);
+            let (begin, mut end) = on_the_wire(run, row);
+            if by_order {
+                match run.manifest.side {
+                    Side::Host if !order::arrived(run, row) => end = NONE,
+                    Side::Host => {}
+                    Side::Target => end = order::end(run, row),
+                }
+            }
             if begin == NONE || end == NONE {
                 *fate = Row::Aside(SetAside::Unfinished);
                 continue;
@@ -395,9 +412,13 @@ impl Prepared {
                 continue;
             }
             let position = if exact[link as usize] { run.stream_position(row) } else { NONE };
+            let (cid, key) = match by_order {
+                true => (0, order::key(opcode, slba, nlb)),
+                false => (cid, key(opcode, nsid, slba, nlb, position)),
+            };
             items.push(Item {
                 lane: lane(link, cid),
-                key: key(opcode, nsid, slba, nlb, position),
+                key,
                 begin,
                 end,
                 row: row as u32,
@@ -552,6 +573,9 @@ fn unmatched(fate: Fate, inside: impl Fn() -> bool) -> Option<SetAside> {
 }
 
 fn same_on_the_wire(host: &Recording, h: usize, target: &Recording, t: usize) -> bool {
+    if target.flags[t] & Command::NO_CID != 0 {
+        return order::same(host, h, target, t);
+    }
     host.cid[h] == target.cid[t]
         && host.opcode[h] == target.opcode[t]
         && host.nsid[h] == target.nsid[t]

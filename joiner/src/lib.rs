@@ -13,6 +13,7 @@ mod join;
 mod lanes;
 mod matching;
 mod model;
+mod order;
 mod queues;
 mod radix;
 mod random;

@@ -89,7 +89,13 @@ const COMMAND: &[Column] = &[
     column("bytes", U32, "bytes", false, "data that it carries"),
     column("status", U16, "", false, "status code type << 8 | status code; 0 is success"),
     column("cpu", U16, "", false, "CPU it was handed to the driver on (host) or received on (target)"),
-    column("flags", U16, "", false, "1 merged bios, 2 a retry, 4 failed over, 8 cancelled"),
+    column(
+        "flags",
+        U16,
+        "",
+        false,
+        "1 merged bios, 2 a retry, 4 failed over, 8 cancelled, 16 cid not known (it is 0)",
+    ),
     column("r2ts", U8, "", false, "R2Ts seen or sent for it, at most 255"),
     column("stream_position", U32, "", true, "TCP sequence number of its capsule's first byte"),
 ];

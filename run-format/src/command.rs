@@ -51,6 +51,9 @@ impl Command {
     pub const FAILOVER: u16 = 4;
     /// Ended without a completion from the wire.
     pub const CANCELED: u16 = 8;
+    /// Its cid is not known (0 stands there), nor what of opcode (0xff), nsid (0) and address its source does not
+    /// tell: it is matched by its order on its queue.
+    pub const NO_CID: u16 = 16;
 
     /// The time at a boundary of this run's side.
     #[must_use]

@@ -173,13 +173,23 @@ pub struct Lost {
     pub unreadable: u64,
     /// The kernel could not run a probe (recursion, or its own limits).
     pub probe_missed: u64,
+    /// SPDK's trace ring was overwritten before it was read.
+    #[serde(default)]
+    pub overwritten: u64,
 }
 
 impl Lost {
     /// All of them.
     #[must_use]
     pub fn total(&self) -> u64 {
-        [self.ring_full, self.map_full, self.unfinished, self.unreadable, self.probe_missed]
+        [
+            self.ring_full,
+            self.map_full,
+            self.unfinished,
+            self.unreadable,
+            self.probe_missed,
+            self.overwritten,
+        ]
             .into_iter()
             .fold(0, u64::saturating_add)
     }
