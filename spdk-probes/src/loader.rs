@@ -583,7 +583,7 @@ impl Recorder {
             map_full: self.counter(raw::FAB_LOST_MAP)?,
             unfinished: self.counter(raw::FAB_LOST_UNFINISHED)? + self.purged,
             unreadable: self.counter(raw::FAB_LOST_READ)?,
-            probe_missed: 0,
+            ..Lost::default()
         };
         let in_flight = if self.links.is_empty() {
             self.under_way()
