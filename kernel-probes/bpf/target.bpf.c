@@ -676,8 +676,10 @@ struct leaving {
 
 static long leave(void *map, __u64 *key, struct in_flight *command, struct leaving *leaving)
 {
-	if (command->sq == leaving->sq && !bpf_map_delete_elem(&commands, key))
-		count(FAB_LOST_UNFINISHED);
+	__u64 req = *key;
+
+	if (command->sq == leaving->sq && !bpf_map_delete_elem(&commands, &req))
+		lose(req, FAB_LOST_UNFINISHED);
 	return 0;
 }
 
@@ -696,7 +698,8 @@ static __always_inline int on_destroy(struct nvmet_sq *sq)
 	return 0;
 }
 
-/* First choice: by its end every command of the queue is complete, sent or not. */
+/* First choice: by its end every command of the queue is complete. At its beginning some may not be, but the
+ * connection is gone, so none will be sent a response. */
 SEC("fexit/nvmet_sq_destroy")
 int BPF_PROG(destroy_fexit, struct nvmet_sq *sq)
 {

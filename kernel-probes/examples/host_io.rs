@@ -75,6 +75,7 @@ struct Passthrough {
 
 const NVME_IOCTL_ID: libc::c_ulong = 0x4e40;
 const NVME_IOCTL_IO_CMD: libc::c_ulong = 0xc048_4e43;
+const BLKSSZGET: libc::c_ulong = 0x1268;
 const BLKDISCARD: libc::c_ulong = 0x1277;
 const BLKZEROOUT: libc::c_ulong = 0x127f;
 
@@ -87,14 +88,17 @@ fn ioctl<T>(device: &File, request: libc::c_ulong, argument: &mut T) -> Result<i
     Ok(result)
 }
 
-fn pass(device: &File, opcode: u8, slba: u32, data: Option<&mut Pages>) -> Result<i32> {
+/// Passes a command through, at this byte.
+fn pass(device: &File, opcode: u8, at: u32, data: Option<&mut Pages>) -> Result<i32> {
     let nsid = u32::try_from(ioctl(device, NVME_IOCTL_ID, &mut [0u8; 0])?)?;
     let mut command = Passthrough { opcode, nsid, ..Passthrough::default() };
     if let Some(pages) = data {
         command.addr = pages.start as u64;
         command.data_len = u32::try_from(pages.layout.size())?;
-        command.cdw10_15[0] = slba;
-        command.cdw10_15[2] = command.data_len / 512 - 1;
+        let mut block = 0u32;
+        ioctl(device, BLKSSZGET, &mut block)?;
+        command.cdw10_15[0] = at / block;
+        command.cdw10_15[2] = command.data_len / block - 1;
     }
     ioctl(device, NVME_IOCTL_IO_CMD, &mut command)
 }
@@ -164,8 +168,8 @@ fn main() -> Result<()> {
         ioctl(&device, BLKDISCARD, &mut [i * 65536, 65536])?;
         let mut page = Pages::new(4096)?;
         // A target may not know compare: the command is sent all the same.
-        pass(&device, COMPARE, u32::try_from(i)? * 8, Some(&mut page))?;
-        pass(&device, READ, u32::try_from(i)? * 8, Some(&mut page))?;
+        pass(&device, COMPARE, u32::try_from(i)? * 4096, Some(&mut page))?;
+        pass(&device, READ, u32::try_from(i)? * 4096, Some(&mut page))?;
     }
     done.insert(WRITE_ZEROES, 4);
     done.insert(DATASET_MANAGEMENT, 4);

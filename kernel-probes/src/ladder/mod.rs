@@ -119,7 +119,7 @@ impl Ladder {
     /// interrupt is left out: a kprobe that an interrupt hits inside another is skipped.
     pub(crate) const fn in_tasks(&self) -> bool {
         match self.point {
-            Point::Identity => true,
+            Point::Identity | Point::Disconnect => true,
             Point::Boundary(boundary) => match boundary {
                 Boundary::HQueued
                 | Boundary::HDriver
