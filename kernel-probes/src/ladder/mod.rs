@@ -1,6 +1,23 @@
 //! The table of hooks: for each thing that has to be seen, the ways to see it, best first. It knows names and
 //! no kernel.
 
+/// Programs that `BOTH` of `bpf/kernel.bpf.h` makes, by fentry or by kprobe: each one's name and its function.
+macro_rules! programs {
+    (fentry $($name:literal $function:literal),+) => { &[$(fentry(concat!($name, "_fentry"), $function)),+] };
+    (kprobe $($name:literal $function:literal),+) => { &[$(kprobe(concat!($name, "_kprobe"), $function)),+] };
+}
+
+/// The ladder of a function's entry, with further rungs below.
+macro_rules! entry {
+    ($name:literal $function:literal $(, $more:expr)*) => {
+        &[
+            rung(concat!("fentry ", $function), programs!(fentry $name $function)),
+            rung(concat!("kprobe ", $function), programs!(kprobe $name $function)),
+            $($more,)*
+        ]
+    };
+}
+
 pub(crate) mod host;
 mod target;
 

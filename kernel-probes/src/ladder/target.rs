@@ -1,52 +1,67 @@
 //! The kernel target's ladders.
 
-use super::{Ladder, Point, Program, fentry, fexit, kprobe, raw_tp, rung, stand_in, tp};
+use super::{Ladder, Point, Program, Rung, fentry, fexit, kprobe, raw_tp, rung, stand_in, tp};
 use run_format::{Boundary, Transport};
 
 const NOT_REJECTED: &str = "commands that the target rejects when it parses them are not seen";
 const PARSED: &str = "it comes when the capsule has been read";
 
-// Zones, files and passthru are not in every kernel.
-const SENDPAGE_FENTRY: &[Program] =
-    &[fentry("sendpage_fentry", "kernel_sendpage"), fentry("io_work_fentry", "nvmet_tcp_io_work")];
-const EXECUTE_FENTRY: &[Program] = &[fentry("bdev_rw_fentry", "nvmet_bdev_execute_rw")];
-const ALSO_EXECUTE_FENTRY: &[Program] = &[
-    fentry("bdev_flush_fentry", "nvmet_bdev_execute_flush"),
-    fentry("bdev_dsm_fentry", "nvmet_bdev_execute_dsm"),
-    fentry("bdev_zeroes_fentry", "nvmet_bdev_execute_write_zeroes"),
-    fentry("bdev_append_fentry", "nvmet_bdev_execute_zone_append"),
-    fentry("bdev_zones_fentry", "nvmet_bdev_execute_zone_mgmt_recv"),
-    fentry("bdev_zone_fentry", "nvmet_bdev_execute_zone_mgmt_send"),
-    fentry("file_rw_fentry", "nvmet_file_execute_rw"),
-    fentry("file_flush_fentry", "nvmet_file_execute_flush"),
-    fentry("file_dsm_fentry", "nvmet_file_execute_dsm"),
-    fentry("file_zeroes_fentry", "nvmet_file_execute_write_zeroes"),
-    fentry("passthru_fentry", "nvmet_passthru_execute_cmd"),
-];
-const ALSO_DONE_FENTRY: &[Program] = &[
-    fentry("file_done_fentry", "nvmet_file_io_done"),
-    fentry("passthru_done_fentry", "nvmet_passthru_req_done"),
-];
-const SENDPAGE_KPROBE: &[Program] =
-    &[kprobe("sendpage_kprobe", "kernel_sendpage"), kprobe("io_work_kprobe", "nvmet_tcp_io_work")];
-const EXECUTE_KPROBE: &[Program] = &[kprobe("bdev_rw_kprobe", "nvmet_bdev_execute_rw")];
-const ALSO_EXECUTE_KPROBE: &[Program] = &[
-    kprobe("bdev_flush_kprobe", "nvmet_bdev_execute_flush"),
-    kprobe("bdev_dsm_kprobe", "nvmet_bdev_execute_dsm"),
-    kprobe("bdev_zeroes_kprobe", "nvmet_bdev_execute_write_zeroes"),
-    kprobe("bdev_append_kprobe", "nvmet_bdev_execute_zone_append"),
-    kprobe("bdev_zones_kprobe", "nvmet_bdev_execute_zone_mgmt_recv"),
-    kprobe("bdev_zone_kprobe", "nvmet_bdev_execute_zone_mgmt_send"),
-    kprobe("file_rw_kprobe", "nvmet_file_execute_rw"),
-    kprobe("file_flush_kprobe", "nvmet_file_execute_flush"),
-    kprobe("file_dsm_kprobe", "nvmet_file_execute_dsm"),
-    kprobe("file_zeroes_kprobe", "nvmet_file_execute_write_zeroes"),
-    kprobe("passthru_kprobe", "nvmet_passthru_execute_cmd"),
-];
-const ALSO_DONE_KPROBE: &[Program] = &[
-    kprobe("file_done_kprobe", "nvmet_file_io_done"),
-    kprobe("passthru_done_kprobe", "nvmet_passthru_req_done"),
-];
+const AFTER_DATA: &str = "of reads it is the time when their data has gone to the socket";
+
+const COMPLETE_TP: Program = tp("complete_tp", "nvmet_req_complete");
+const COMPLETE_RAW: Program = raw_tp("complete_raw", "nvmet_req_complete");
+/// The data's WRITE and the response's SEND are posted as one.
+const RESPONSE_RDMA: &[Rung] = entry!("response_rdma" "nvmet_rdma_queue_response");
+
+/// What begins and ends a command in its back end. Zones, files and passthru are not in every kernel.
+macro_rules! storage {
+    ($attach:ident $hook:literal) => {
+        Storage {
+            begin: concat!($hook, " nvmet_bdev_execute_rw and its like"),
+            filled: concat!($hook, " nvmet_bdev_execute_rw and its like, with the last of the data read"),
+            execute: programs!($attach "bdev_rw" "nvmet_bdev_execute_rw"),
+            also_execute: programs!($attach
+                "bdev_flush" "nvmet_bdev_execute_flush",
+                "bdev_dsm" "nvmet_bdev_execute_dsm",
+                "bdev_zeroes" "nvmet_bdev_execute_write_zeroes",
+                "bdev_append" "nvmet_bdev_execute_zone_append",
+                "bdev_zones" "nvmet_bdev_execute_zone_mgmt_recv",
+                "bdev_zone" "nvmet_bdev_execute_zone_mgmt_send",
+                "file_rw" "nvmet_file_execute_rw",
+                "file_flush" "nvmet_file_execute_flush",
+                "file_dsm" "nvmet_file_execute_dsm",
+                "file_zeroes" "nvmet_file_execute_write_zeroes",
+                "passthru" "nvmet_passthru_execute_cmd"
+            ),
+            also_done: programs!($attach
+                "file_done" "nvmet_file_io_done",
+                "passthru_done" "nvmet_passthru_req_done"
+            ),
+        }
+    };
+}
+
+struct Storage {
+    begin: &'static str,
+    filled: &'static str,
+    execute: &'static [Program],
+    also_execute: &'static [Program],
+    also_done: &'static [Program],
+}
+
+impl Storage {
+    const fn begins(&self) -> Rung {
+        rung(self.begin, self.execute).with(self.also_execute)
+    }
+
+    /// The transport gives a command to its back end when all of its data is there.
+    const fn is_filled(&self) -> Rung {
+        rung(self.filled, self.execute).with(self.also_execute)
+    }
+}
+
+const BY_FENTRY: Storage = storage!(fentry "fentry");
+const BY_KPROBE: Storage = storage!(kprobe "kprobe");
 
 pub(super) const TARGET: &[Ladder] = &[
     Ladder {
@@ -55,12 +70,7 @@ pub(super) const TARGET: &[Ladder] = &[
         essential: true,
         what: "a command's identity",
         without: "nothing can be recorded",
-        rungs: &[
-            rung("fentry nvmet_req_init", &[fentry("init_fentry", "nvmet_req_init")]),
-            rung("kprobe nvmet_req_init", &[kprobe("init_kprobe", "nvmet_req_init")]),
-            stand_in("tp_btf nvmet_req_init", &[tp("init_tp", "nvmet_req_init")], NOT_REJECTED),
-            stand_in("raw_tp nvmet_req_init", &[raw_tp("init_raw", "nvmet_req_init")], NOT_REJECTED),
-        ],
+        rungs: entry!("init" "nvmet_req_init", stand_in("tp_btf nvmet_req_init", &[tp("init_tp", "nvmet_req_init")], NOT_REJECTED), stand_in("raw_tp nvmet_req_init", &[raw_tp("init_raw", "nvmet_req_init")], NOT_REJECTED)),
     },
     Ladder {
         point: Point::Boundary(Boundary::TRecv),
@@ -68,11 +78,7 @@ pub(super) const TARGET: &[Ladder] = &[
         essential: false,
         what: "t_recv over TCP",
         without: "the target driver's time to read a capsule",
-        rungs: &[
-            rung("fentry nvmet_tcp_try_recv_pdu", &[fentry("receive_tcp_fentry", "nvmet_tcp_try_recv_pdu")]),
-            rung("kprobe nvmet_tcp_try_recv_pdu", &[kprobe("receive_tcp_kprobe", "nvmet_tcp_try_recv_pdu")]),
-            stand_in("nvmet_req_init", &[], PARSED),
-        ],
+        rungs: entry!("receive_tcp" "nvmet_tcp_try_recv_pdu", stand_in("nvmet_req_init", &[], PARSED)),
     },
     Ladder {
         point: Point::Boundary(Boundary::TRecv),
@@ -80,11 +86,7 @@ pub(super) const TARGET: &[Ladder] = &[
         essential: false,
         what: "t_recv over RDMA",
         without: "the target driver's time to take a capsule",
-        rungs: &[
-            rung("fentry nvmet_rdma_recv_done", &[fentry("receive_rdma_fentry", "nvmet_rdma_recv_done")]),
-            rung("kprobe nvmet_rdma_recv_done", &[kprobe("receive_rdma_kprobe", "nvmet_rdma_recv_done")]),
-            stand_in("nvmet_req_init", &[], PARSED),
-        ],
+        rungs: entry!("receive_rdma" "nvmet_rdma_recv_done", stand_in("nvmet_req_init", &[], PARSED)),
     },
     Ladder {
         point: Point::Boundary(Boundary::TR2t),
@@ -93,10 +95,16 @@ pub(super) const TARGET: &[Ladder] = &[
         what: "t_r2t over TCP",
         without: "the wait for the data of large writes counts as the target driver's",
         rungs: &[
-            rung("fentry nvmet_try_send_r2t", &[fentry("send_r2t_fentry", "nvmet_try_send_r2t")]),
-            rung("fentry kernel_sendpage in nvmet_tcp_io_work", SENDPAGE_FENTRY),
-            rung("kprobe nvmet_try_send_r2t", &[kprobe("send_r2t_kprobe", "nvmet_try_send_r2t")]),
-            rung("kprobe kernel_sendpage in nvmet_tcp_io_work", SENDPAGE_KPROBE),
+            rung("fentry nvmet_try_send_r2t", programs!(fentry "send_r2t" "nvmet_try_send_r2t")),
+            rung(
+                "fentry kernel_sendpage in nvmet_tcp_io_work",
+                programs!(fentry "sendpage" "kernel_sendpage", "io_work" "nvmet_tcp_io_work"),
+            ),
+            rung("kprobe nvmet_try_send_r2t", programs!(kprobe "send_r2t" "nvmet_try_send_r2t")),
+            rung(
+                "kprobe kernel_sendpage in nvmet_tcp_io_work",
+                programs!(kprobe "sendpage" "kernel_sendpage", "io_work" "nvmet_tcp_io_work"),
+            ),
         ],
     },
     Ladder {
@@ -105,10 +113,7 @@ pub(super) const TARGET: &[Ladder] = &[
         essential: false,
         what: "t_r2t over RDMA",
         without: "the READs of a write's data count as the target driver's time",
-        rungs: &[
-            rung("fentry nvmet_rdma_execute_command", &[fentry("pull_fentry", "nvmet_rdma_execute_command")]),
-            rung("kprobe nvmet_rdma_execute_command", &[kprobe("pull_kprobe", "nvmet_rdma_execute_command")]),
-        ],
+        rungs: entry!("pull" "nvmet_rdma_execute_command"),
     },
     Ladder {
         point: Point::Boundary(Boundary::TData),
@@ -116,12 +121,7 @@ pub(super) const TARGET: &[Ladder] = &[
         essential: false,
         what: "t_data over TCP",
         without: "the time from a large write's last data to its execution counts as network",
-        rungs: &[
-            rung("fentry nvmet_bdev_execute_rw and its like, with the last of the data read", EXECUTE_FENTRY)
-                .with(ALSO_EXECUTE_FENTRY),
-            rung("kprobe nvmet_bdev_execute_rw and its like, with the last of the data read", EXECUTE_KPROBE)
-                .with(ALSO_EXECUTE_KPROBE),
-        ],
+        rungs: &[BY_FENTRY.is_filled(), BY_KPROBE.is_filled()],
     },
     Ladder {
         point: Point::Boundary(Boundary::TData),
@@ -129,10 +129,7 @@ pub(super) const TARGET: &[Ladder] = &[
         essential: false,
         what: "t_data over RDMA",
         without: "the time from a write's last data to its execution counts as network",
-        rungs: &[
-            rung("fentry nvmet_rdma_read_data_done", &[fentry("pulled_fentry", "nvmet_rdma_read_data_done")]),
-            rung("kprobe nvmet_rdma_read_data_done", &[kprobe("pulled_kprobe", "nvmet_rdma_read_data_done")]),
-        ],
+        rungs: entry!("pulled" "nvmet_rdma_read_data_done"),
     },
     Ladder {
         point: Point::Boundary(Boundary::TSubmit),
@@ -140,10 +137,7 @@ pub(super) const TARGET: &[Ladder] = &[
         essential: false,
         what: "t_submit",
         without: "the border of driver and storage on the way in",
-        rungs: &[
-            rung("fentry nvmet_bdev_execute_rw and its like", EXECUTE_FENTRY).with(ALSO_EXECUTE_FENTRY),
-            rung("kprobe nvmet_bdev_execute_rw and its like", EXECUTE_KPROBE).with(ALSO_EXECUTE_KPROBE),
-        ],
+        rungs: &[BY_FENTRY.begins(), BY_KPROBE.begins()],
     },
     Ladder {
         point: Point::Boundary(Boundary::TDone),
@@ -154,26 +148,26 @@ pub(super) const TARGET: &[Ladder] = &[
         rungs: &[
             rung(
                 "fentry nvmet_bio_done and its like, tp_btf nvmet_req_complete",
-                &[fentry("bdev_done_fentry", "nvmet_bio_done"), tp("complete_tp", "nvmet_req_complete")],
+                &[fentry("bdev_done_fentry", "nvmet_bio_done"), COMPLETE_TP],
             )
-            .with(ALSO_DONE_FENTRY),
+            .with(BY_FENTRY.also_done),
             rung(
                 "fentry nvmet_bio_done and its like, raw_tp nvmet_req_complete",
-                &[fentry("bdev_done_fentry", "nvmet_bio_done"), raw_tp("complete_raw", "nvmet_req_complete")],
+                &[fentry("bdev_done_fentry", "nvmet_bio_done"), COMPLETE_RAW],
             )
-            .with(ALSO_DONE_FENTRY),
+            .with(BY_FENTRY.also_done),
             rung(
                 "kprobe nvmet_bio_done and its like, tp_btf nvmet_req_complete",
-                &[kprobe("bdev_done_kprobe", "nvmet_bio_done"), tp("complete_tp", "nvmet_req_complete")],
+                &[kprobe("bdev_done_kprobe", "nvmet_bio_done"), COMPLETE_TP],
             )
-            .with(ALSO_DONE_KPROBE),
+            .with(BY_KPROBE.also_done),
             rung(
                 "kprobe nvmet_bio_done and its like, raw_tp nvmet_req_complete",
-                &[kprobe("bdev_done_kprobe", "nvmet_bio_done"), raw_tp("complete_raw", "nvmet_req_complete")],
+                &[kprobe("bdev_done_kprobe", "nvmet_bio_done"), COMPLETE_RAW],
             )
-            .with(ALSO_DONE_KPROBE),
-            rung("tp_btf nvmet_req_complete", &[tp("complete_tp", "nvmet_req_complete")]),
-            rung("raw_tp nvmet_req_complete", &[raw_tp("complete_raw", "nvmet_req_complete")]),
+            .with(BY_KPROBE.also_done),
+            rung("tp_btf nvmet_req_complete", &[COMPLETE_TP]),
+            rung("raw_tp nvmet_req_complete", &[COMPLETE_RAW]),
         ],
     },
     Ladder {
@@ -182,16 +176,7 @@ pub(super) const TARGET: &[Ladder] = &[
         essential: false,
         what: "t_resp over TCP",
         without: "the wait of responses for the sender",
-        rungs: &[
-            rung(
-                "fentry nvmet_tcp_queue_response",
-                &[fentry("response_tcp_fentry", "nvmet_tcp_queue_response")],
-            ),
-            rung(
-                "kprobe nvmet_tcp_queue_response",
-                &[kprobe("response_tcp_kprobe", "nvmet_tcp_queue_response")],
-            ),
-        ],
+        rungs: entry!("response_tcp" "nvmet_tcp_queue_response"),
     },
     Ladder {
         point: Point::Boundary(Boundary::TResp),
@@ -199,16 +184,7 @@ pub(super) const TARGET: &[Ladder] = &[
         essential: false,
         what: "t_resp over RDMA",
         without: "nothing can be recorded",
-        rungs: &[
-            rung(
-                "fentry nvmet_rdma_queue_response",
-                &[fentry("response_rdma_fentry", "nvmet_rdma_queue_response")],
-            ),
-            rung(
-                "kprobe nvmet_rdma_queue_response",
-                &[kprobe("response_rdma_kprobe", "nvmet_rdma_queue_response")],
-            ),
-        ],
+        rungs: RESPONSE_RDMA,
     },
     Ladder {
         point: Point::Boundary(Boundary::TSent),
@@ -219,29 +195,29 @@ pub(super) const TARGET: &[Ladder] = &[
         rungs: &[
             rung(
                 "fentry nvmet_try_send_data_pdu, nvmet_try_send_response",
-                &[
-                    fentry("send_data_fentry", "nvmet_try_send_data_pdu"),
-                    fentry("send_response_fentry", "nvmet_try_send_response"),
-                ],
+                programs!(fentry "send_data" "nvmet_try_send_data_pdu", "send_response" "nvmet_try_send_response"),
             ),
-            rung("fentry kernel_sendpage in nvmet_tcp_io_work", SENDPAGE_FENTRY),
+            rung(
+                "fentry kernel_sendpage in nvmet_tcp_io_work",
+                programs!(fentry "sendpage" "kernel_sendpage", "io_work" "nvmet_tcp_io_work"),
+            ),
             rung(
                 "kprobe nvmet_try_send_data_pdu, nvmet_try_send_response",
-                &[
-                    kprobe("send_data_kprobe", "nvmet_try_send_data_pdu"),
-                    kprobe("send_response_kprobe", "nvmet_try_send_response"),
-                ],
+                programs!(kprobe "send_data" "nvmet_try_send_data_pdu", "send_response" "nvmet_try_send_response"),
             ),
-            rung("kprobe kernel_sendpage in nvmet_tcp_io_work", SENDPAGE_KPROBE),
+            rung(
+                "kprobe kernel_sendpage in nvmet_tcp_io_work",
+                programs!(kprobe "sendpage" "kernel_sendpage", "io_work" "nvmet_tcp_io_work"),
+            ),
             stand_in(
                 "fentry nvmet_setup_response_pdu",
-                &[fentry("setup_response_fentry", "nvmet_setup_response_pdu")],
-                "of reads it is the time when their data has gone to the socket",
+                programs!(fentry "setup_response" "nvmet_setup_response_pdu"),
+                AFTER_DATA,
             ),
             stand_in(
                 "kprobe nvmet_setup_response_pdu",
-                &[kprobe("setup_response_kprobe", "nvmet_setup_response_pdu")],
-                "of reads it is the time when their data has gone to the socket",
+                programs!(kprobe "setup_response" "nvmet_setup_response_pdu"),
+                AFTER_DATA,
             ),
         ],
     },
@@ -251,16 +227,7 @@ pub(super) const TARGET: &[Ladder] = &[
         essential: true,
         what: "t_sent over RDMA",
         without: "nothing can be recorded",
-        rungs: &[
-            rung(
-                "fentry nvmet_rdma_queue_response",
-                &[fentry("response_rdma_fentry", "nvmet_rdma_queue_response")],
-            ),
-            rung(
-                "kprobe nvmet_rdma_queue_response",
-                &[kprobe("response_rdma_kprobe", "nvmet_rdma_queue_response")],
-            ),
-        ],
+        rungs: RESPONSE_RDMA,
     },
     Ladder {
         point: Point::Drive,
@@ -279,10 +246,7 @@ pub(super) const TARGET: &[Ladder] = &[
         essential: false,
         what: "connections",
         without: "a queue is taken to have been there when its first command came",
-        rungs: &[
-            rung("fentry nvmet_install_queue", &[fentry("install_fentry", "nvmet_install_queue")]),
-            rung("kprobe nvmet_install_queue", &[kprobe("install_kprobe", "nvmet_install_queue")]),
-        ],
+        rungs: entry!("install" "nvmet_install_queue"),
     },
     Ladder {
         point: Point::Disconnect,
@@ -301,10 +265,7 @@ pub(super) const TARGET: &[Ladder] = &[
         essential: false,
         what: "fatal errors of controllers",
         without: "they are not told as events",
-        rungs: &[
-            rung("fentry nvmet_ctrl_fatal_error", &[fentry("fatal_fentry", "nvmet_ctrl_fatal_error")]),
-            rung("kprobe nvmet_ctrl_fatal_error", &[kprobe("fatal_kprobe", "nvmet_ctrl_fatal_error")]),
-        ],
+        rungs: entry!("fatal" "nvmet_ctrl_fatal_error"),
     },
     Ladder {
         point: Point::Namespaces,
@@ -315,11 +276,11 @@ pub(super) const TARGET: &[Ladder] = &[
         rungs: &[
             rung(
                 "fentry nvmet_ns_enable, nvmet_ns_disable",
-                &[fentry("enable_fentry", "nvmet_ns_enable"), fentry("disable_fentry", "nvmet_ns_disable")],
+                programs!(fentry "enable" "nvmet_ns_enable", "disable" "nvmet_ns_disable"),
             ),
             rung(
                 "kprobe nvmet_ns_enable, nvmet_ns_disable",
-                &[kprobe("enable_kprobe", "nvmet_ns_enable"), kprobe("disable_kprobe", "nvmet_ns_disable")],
+                programs!(kprobe "enable" "nvmet_ns_enable", "disable" "nvmet_ns_disable"),
             ),
         ],
     },
