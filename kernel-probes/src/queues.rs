@@ -154,6 +154,18 @@ mod tests {
     }
 
     #[test]
+    fn a_disconnect_ends_the_connection_of_its_key_alone() {
+        let (mut queues, mut book) = (Queues::default(), Book::default());
+        queues.told(message(1, 1, 40000, 10));
+        let first = queues.id(1, &mut book).unwrap();
+        // Connected again before the target knew that the host was gone.
+        queues.told(message(2, 1, 40002, 60));
+        queues.id(2, &mut book);
+        queues.happened(&EventMessage { key: 1, ..event(EventKind::QueueGone, 1, 70) }, &mut book);
+        assert_eq!(book.went, [(first, Nanos(70))]);
+    }
+
+    #[test]
     fn a_connect_of_another_queue_ends_nothing() {
         let (mut queues, mut book) = (Queues::default(), Book::default());
         queues.told(message(1, 1, 40000, 10));
