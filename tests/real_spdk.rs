@@ -105,21 +105,7 @@ fn a_kernel_host_and_nvmf_tgt_join() -> Result<()> {
     let _turn = support::turn()?;
     let target = Target::start(&build, &["delay:1us:malloc:256M"])?;
     let host = Host::connect(Kernel::Debian6_12, target.port, NQN)?;
-    let (host_run, target_run) = host.record(
-        "mixed",
-        target.pid,
-        "--name=read1 --rw=randread --bs=4k --iodepth=1 --offset=0 --size=32m --number_ios=300 \
-         --name=read16 --stonewall --rw=randread --bs=4k --iodepth=16 --offset=32m --size=32m --number_ios=1500 \
-         --name=write4k --stonewall --rw=randwrite --bs=4k --iodepth=4 --offset=64m --size=32m --number_ios=400 \
-         --name=write64k --stonewall --rw=randwrite --bs=64k --iodepth=4 --offset=128m --size=64m --number_ios=150",
-    )?;
-    let pair = Pair::join(&host_run, &target_run)?;
-    pair.nearly_all_joined(2350)?;
-    pair.none_wrong_by_address()?;
-    pair.none_wrong_by_order()?;
-    for run in [&host_run, &target_run] {
-        support::all_boundaries_were_taken(&Run::open(run)?)?;
-    }
+    let (_, _, pair) = host.mixed(target.pid)?;
 
     let reads = |name: &str| -> Result<joiner::Report> {
         let jobs = "--name=x --rw=randread --bs=4k --iodepth=1 --size=64m --number_ios=60";

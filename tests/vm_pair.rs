@@ -67,21 +67,7 @@ fn pair(kernel: Kernel) -> Result<()> {
     let _turn = support::turn()?;
     let bed = Bed::new(kernel)?;
 
-    // Each job has addresses of its own, and none is used twice.
-    let (host, target) = bed.record(
-        "mixed",
-        "--name=read1 --rw=randread --bs=4k --iodepth=1 --offset=0 --size=32m --number_ios=300 \
-         --name=read16 --stonewall --rw=randread --bs=4k --iodepth=16 --offset=32m --size=32m --number_ios=1500 \
-         --name=write4k --stonewall --rw=randwrite --bs=4k --iodepth=4 --offset=64m --size=32m --number_ios=400 \
-         --name=write64k --stonewall --rw=randwrite --bs=64k --iodepth=4 --offset=128m --size=64m --number_ios=150",
-    )?;
-    let joined = Pair::join(&host, &target)?;
-    joined.nearly_all_joined(2350)?;
-    joined.none_wrong_by_address()?;
-    joined.none_wrong_by_order()?;
-    support::all_boundaries_were_taken(&Run::open(&host)?)?;
-    support::all_boundaries_were_taken(&Run::open(&target)?)?;
-
+    let (host, target, joined) = bed.host.mixed(bed.target.pid())?;
     let report = support::report_json(&host, &target)?;
     // Under emulation fio itself takes most of the time of a deep queue.
     fio_agrees(&report, &[("read", 1800), ("write", 550)], 0.95)?;

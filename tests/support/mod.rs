@@ -426,15 +426,14 @@ pub fn counters_are_exact(run: &Run) -> Result<()> {
 
 /// `fabscope report HOST TARGET --format json`.
 pub fn report_json(host: &Path, target: &Path) -> Result<Value> {
-    let said = fabscope([
-        "report".as_ref(),
-        host.as_os_str(),
-        target.as_os_str(),
-        "--format".as_ref(),
-        "json".as_ref(),
-    ])?
-    .expect(0, &[])?;
-    Ok(serde_json::from_str(&said.stdout)?)
+    report_json_with(host, target, &[])
+}
+
+/// As [`report_json`], with more arguments.
+pub fn report_json_with(host: &Path, target: &Path, more: &[&str]) -> Result<Value> {
+    let mut command = Command::new(FABSCOPE);
+    command.arg("report").args([host, target]).args(["--format", "json"]).args(more);
+    Ok(serde_json::from_str(&outcome(&mut command)?.expect(0, &[])?.stdout)?)
 }
 
 /// Times of a stage, of the class with the most commands of an operation.

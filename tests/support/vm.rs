@@ -1,17 +1,23 @@
-//! A VM with the kernel's NVMe/TCP host in it, connected to a target on this machine, and recorded
-//! together with that target.
+//! VMs with the kernel's host in them, recorded together with its target: one on this machine, or the
+//! kernel's in the same VM.
 
-use super::{FABSCOPE, Recording};
-use anyhow::Result;
+use super::{FABSCOPE, Pair, Recording, all_boundaries_were_taken};
+use anyhow::{Result, ensure};
+use run_format::Run;
 use std::path::PathBuf;
 use std::time::Duration;
-use testbed::{Kernel, Vm};
+use testbed::{Builder, Controller, Kernel, Port, Vm};
 
 const HOSTID: &str = "5b1d2a0e-6d9f-4a55-9a3e-1f0c6c6b7a11";
 
 /// The NQN that the VM's host has.
 pub fn hostnqn() -> String {
     format!("nqn.2014-08.org.nvmexpress:uuid:{HOSTID}")
+}
+
+/// Options for `/dev/nvme-fabrics` that name this host, and these.
+fn host_options(more: &str) -> String {
+    format!("hostnqn={},hostid={HOSTID},{more}", hostnqn())
 }
 
 /// How long a load may take: it is emulated, on a busy machine.
@@ -29,8 +35,7 @@ impl Host {
     /// Boots and connects.
     pub fn connect(kernel: Kernel, port: u16, nqn: &str) -> Result<Host> {
         let vm = Vm::builder(kernel).program(FABSCOPE).program("fio").program("tc").boot()?;
-        let options = format!("hostnqn={},hostid={HOSTID},nr_io_queues=2", hostnqn());
-        let controller = vm.connect_tcp("10.0.2.2", port, nqn, &options)?;
+        let controller = vm.connect_tcp("10.0.2.2", port, nqn, &host_options("nr_io_queues=2"))?;
         let block = vm.namespace(&controller, 1)?;
         Ok(Host { vm, block, folder: tempfile::tempdir()? })
     }
@@ -49,5 +54,72 @@ impl Host {
         let target = on_target.stop()?;
         let host = self.vm.pull(&format!("/tmp/{name}-host.run"), &folder)?;
         Ok((host, target))
+    }
+
+    /// Records reads, in-capsule writes and R2T writes, each to addresses of its own, and checks what has to
+    /// hold for them with any target.
+    pub fn mixed(&self, target: u32) -> Result<(PathBuf, PathBuf, Pair)> {
+        let (host, target) = self.record(
+            "mixed",
+            target,
+            "--name=read1 --rw=randread --bs=4k --iodepth=1 --offset=0 --size=32m --number_ios=300 \
+             --name=read16 --stonewall --rw=randread --bs=4k --iodepth=16 --offset=32m --size=32m --number_ios=1500 \
+             --name=write4k --stonewall --rw=randwrite --bs=4k --iodepth=4 --offset=64m --size=32m --number_ios=400 \
+             --name=write64k --stonewall --rw=randwrite --bs=64k --iodepth=4 --offset=128m --size=64m --number_ios=150",
+        )?;
+        let pair = Pair::join(&host, &target)?;
+        pair.nearly_all_joined(2350)?;
+        pair.none_wrong_by_address()?;
+        pair.none_wrong_by_order()?;
+        for run in [&host, &target] {
+            all_boundaries_were_taken(&Run::open(run)?)?;
+        }
+        Ok((host, target, pair))
+    }
+}
+
+/// A VM in which the kernel's host uses the kernel's target.
+#[derive(Debug)]
+pub struct Both {
+    pub vm: Vm,
+    folder: tempfile::TempDir,
+}
+
+impl Both {
+    /// Boots it, with the program under test.
+    pub fn boot(builder: Builder) -> Result<Both> {
+        let vm =
+            builder.program(FABSCOPE).program("fio").program("ip").program("rdma").program("tc").boot()?;
+        Ok(Both { vm, folder: tempfile::tempdir()? })
+    }
+
+    /// Connects the host to a subsystem of the target.
+    pub fn connect(&self, port: &Port<'_>, nqn: &str, options: &str) -> Result<Controller> {
+        self.vm.connect(port, nqn, &host_options(options))
+    }
+
+    /// Records both sides while this command runs in the VM, and brings the two runs here.
+    pub fn record(&self, name: &str, load: &str) -> Result<(PathBuf, PathBuf)> {
+        let command = format!(
+            "mkdir /tmp/{name} && cd /tmp/{name} || exit 9; \
+             fabscope record target --kernel -q -o target.run 2> target.log & target=$!; \
+             until [ -e target.run/run.json ]; do \
+               kill -0 $target 2> /dev/null || {{ cat target.log >&2; exit 9; }}; sleep 0.05; done; \
+             fabscope record host --kernel -q -o host.run -- {load}; code=$?; \
+             kill -INT $target; wait $target || {{ cat target.log >&2; exit 9; }}; exit $code"
+        );
+        self.vm.run(&command, LOAD)?.check()?;
+        let here = self.vm.pull(&format!("/tmp/{name}"), self.folder.path())?;
+        self.vm.sh(&format!("rm -r /tmp/{name}"))?;
+        Ok((here.join("host.run"), here.join("target.run")))
+    }
+
+    /// Fails if the kernel complained of anything.
+    pub fn end(self) -> Result<()> {
+        let console = self.vm.console();
+        for bad in ["BUG:", "WARNING:", "Oops", "Call Trace"] {
+            ensure!(!console.contains(bad), "the kernel complained:\n{console}");
+        }
+        self.vm.shutdown()
     }
 }
