@@ -112,10 +112,12 @@ SEC("uprobe")
 int bdev_submit(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u64 bdev_io = PT_REGS_PARM1(ctx);
+	__u64 bdev_io;
 
-	if (ours())
-		bpf_map_update_elem(&bdev_ios, &bdev_io, &now, BPF_ANY);
+	if (!ours())
+		return 0;
+	bdev_io = argument(ctx, 0);
+	bpf_map_update_elem(&bdev_ios, &bdev_io, &now, BPF_ANY);
 	return 0;
 }
 
@@ -124,10 +126,12 @@ SEC("uprobe")
 int bdev_nvme_submit(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u64 bdev_io = PT_REGS_PARM2(ctx);
+	__u64 bdev_io;
 
-	if (ours())
-		bpf_map_update_elem(&bdev_ios, &bdev_io, &now, BPF_ANY);
+	if (!ours())
+		return 0;
+	bdev_io = argument(ctx, 0);
+	bpf_map_update_elem(&bdev_ios, &bdev_io, &now, BPF_ANY);
 	return 0;
 }
 
@@ -141,11 +145,14 @@ SEC("uprobe")
 int submit_request(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u64 qpair = PT_REGS_PARM1(ctx), request = PT_REGS_PARM2(ctx);
-	__u64 callback = 0, bdev_io, *began;
+	__u64 callback = 0, qpair, request, bdev_io, *began;
 	struct in_flight *e;
 
-	if (!ours() || !concerns(qpair))
+	if (!ours())
+		return 0;
+	qpair = argument(ctx, 0);
+	request = argument(ctx, 1);
+	if (!concerns(qpair))
 		return 0;
 	e = bpf_map_lookup_elem(&in_flight, &request);
 	if (e && e->identified)
@@ -183,11 +190,12 @@ SEC("uprobe")
 int tcp_submit_request(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u64 request = PT_REGS_PARM2(ctx);
 	struct in_flight *e;
+	__u64 request;
 
 	if (!ours())
 		return 0;
+	request = argument(ctx, 0);
 	e = bpf_map_lookup_elem(&in_flight, &request);
 	if (e && !e->identified)
 		e->command.ts[FAB_H_DRIVER] = now;
@@ -269,12 +277,16 @@ SEC("uprobe")
 int write_pdu(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u64 tqpair = PT_REGS_PARM1(ctx), pdu = PT_REGS_PARM2(ctx), tcp_req = PT_REGS_PARM4(ctx);
-	__u64 request = 0;
+	__u64 tqpair, pdu, tcp_req, request = 0;
 	__u8 head[2] = {};
 
+	if (!ours())
+		return 0;
+	tqpair = argument(ctx, 0);
+	pdu = argument(ctx, 1);
+	tcp_req = argument(ctx, 2);
 	/* A PDU's header begins 8 bytes before the SQE that a command capsule carries. */
-	if (!ours() || READ(head, pdu, layout.pdu_sqe - 8) || (head[0] != PDU_CAPSULE_CMD && head[0] != PDU_H2C_DATA) ||
+	if (READ(head, pdu, layout.pdu_sqe - 8) || (head[0] != PDU_CAPSULE_CMD && head[0] != PDU_H2C_DATA) ||
 	    READ(request, tcp_req, layout.tcp_req_req))
 		return 0;
 	if (head[0] == PDU_CAPSULE_CMD)
@@ -327,15 +339,19 @@ SEC("uprobe")
 int req_complete(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u64 tcp_req = PT_REGS_PARM1(ctx), qpair = PT_REGS_PARM2(ctx), cpl = PT_REGS_PARM3(ctx);
-	__u64 request = 0, callback;
+	__u64 tcp_req, qpair, cpl, request = 0, callback;
 	struct fab_command *before;
 	struct socket_state *s;
 	struct in_flight *e;
 	__u16 status = 0;
 	__u8 opcode = 0;
 
-	if (!ours() || READ(request, tcp_req, layout.tcp_req_req))
+	if (!ours())
+		return 0;
+	tcp_req = argument(ctx, 0);
+	qpair = argument(ctx, 1);
+	cpl = argument(ctx, 2);
+	if (READ(request, tcp_req, layout.tcp_req_req))
 		return 0;
 	e = bpf_map_lookup_elem(&in_flight, &request);
 	if (!e) {
@@ -391,7 +407,7 @@ SEC("uprobe")
 int bdev_complete(struct pt_regs *ctx)
 {
 	if (ours())
-		ended(PT_REGS_PARM1(ctx), bpf_ktime_get_ns());
+		ended(argument(ctx, 0), bpf_ktime_get_ns());
 	return 0;
 }
 
@@ -400,16 +416,7 @@ SEC("uprobe")
 int io_complete(struct pt_regs *ctx)
 {
 	if (ours())
-		ended(PT_REGS_PARM1(ctx), bpf_ktime_get_ns());
-	return 0;
-}
-
-/* Event: nvme_tcp_ctrlr_disconnect_qpair; argument 0 is the queue pair. */
-SEC("uprobe")
-int qpair_disconnect(struct pt_regs *ctx)
-{
-	if (ours())
-		gone(argument(ctx, 0));
+		ended(argument(ctx, 0), bpf_ktime_get_ns());
 	return 0;
 }
 

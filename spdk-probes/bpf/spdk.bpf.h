@@ -303,15 +303,15 @@ int flush_syscall(struct sys_enter *ctx)
 }
 
 /*
- * An event's argument. Where it is depends on the site: an argument register at a function, anything that the
- * compiler chose at a USDT probe. The loader packs that into the site's cookie, 32 bits for each of two
- * arguments: bits 0-1 how (enum spdk_argument), bits 2-6 the register as an index into struct pt_regs, the
- * rest a signed displacement.
+ * An argument of the function that a uprobe stands for. Where it is depends on the site: in an argument register
+ * at a function's entry, wherever the compiler chose where the function was cloned or inlined, and at a USDT
+ * probe. The loader packs that into the site's cookie, SPDK_ARGUMENT_BITS for each argument: bits 0-1 how (enum
+ * spdk_argument), bits 2-6 the register as an index into struct pt_regs, the rest a signed displacement.
  */
 static __always_inline __u64 argument(struct pt_regs *ctx, __u32 which)
 {
-	__u32 spec = bpf_get_attach_cookie(ctx) >> (which ? 32 : 0);
-	__s64 displacement = (__s32)spec >> 7;
+	__u64 spec = bpf_get_attach_cookie(ctx) >> (which * SPDK_ARGUMENT_BITS);
+	__s64 displacement = (__s64)(spec << (64 - SPDK_ARGUMENT_BITS)) >> (64 - SPDK_ARGUMENT_BITS + 7);
 	__u64 value = 0, at;
 
 	if ((spec & 3) == SPDK_ARGUMENT_CONSTANT)
@@ -367,6 +367,15 @@ static __always_inline void connecting(__u64 qpair, __u64 now)
 	struct connection c = {.came = now};
 
 	bpf_map_update_elem(&connections, &qpair, &c, BPF_ANY);
+}
+
+/* Event: a queue pair is being disconnected; argument 0 is the queue pair. */
+SEC("uprobe")
+int qpair_disconnect(struct pt_regs *ctx)
+{
+	if (ours())
+		gone(argument(ctx, 0));
+	return 0;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

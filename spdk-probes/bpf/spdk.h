@@ -79,7 +79,10 @@ struct spdk_event_message {
 	char on[SPDK_NQN];   /* the subsystem or controller it is about, where it has a name */
 };
 
-/* How an event's argument is found. */
+/* Bits of a site's cookie for each argument; a site has at most three. */
+#define SPDK_ARGUMENT_BITS 21
+
+/* How an argument is found. */
 enum spdk_argument {
 	SPDK_ARGUMENT_REGISTER = 0, /* register + displacement */
 	SPDK_ARGUMENT_MEMORY,       /* what is there */

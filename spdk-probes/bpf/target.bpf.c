@@ -210,10 +210,13 @@ SEC("uprobe")
 int req_process(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u64 req = PT_REGS_PARM2(ctx);
+	__u64 req;
 	__u32 state = 0;
 
-	if (!ours() || READ(state, req, layout.tcp_req_state))
+	if (!ours())
+		return 0;
+	req = argument(ctx, 0);
+	if (READ(state, req, layout.tcp_req_state))
 		return 0;
 	if (state == layout.state_new)
 		received(req, now);
@@ -234,11 +237,12 @@ SEC("uprobe")
 int send_r2t(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u64 req = PT_REGS_PARM2(ctx);
 	struct in_flight *e;
+	__u64 req;
 
 	if (!ours())
 		return 0;
+	req = argument(ctx, 0);
 	e = bpf_map_lookup_elem(&in_flight, &req);
 	if (!e)
 		return 0;
@@ -270,11 +274,13 @@ SEC("uprobe")
 int bdev_submit(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u64 bdev_io = PT_REGS_PARM1(ctx);
-	__u64 caller = 0, req = 0;
+	__u64 bdev_io, caller = 0, req = 0;
 	__u8 type = 0;
 
-	if (!ours() || READ(caller, bdev_io, layout.bdev_io_caller_ctx) || !caller)
+	if (!ours())
+		return 0;
+	bdev_io = argument(ctx, 0);
+	if (READ(caller, bdev_io, layout.bdev_io_caller_ctx) || !caller)
 		return 0;
 	if (layout.unmap_req != SPDK_ABSENT && layout.bdev_io_type != SPDK_ABSENT &&
 	    !READ(type, bdev_io, layout.bdev_io_type) && type == layout.type_unmap &&
@@ -289,7 +295,7 @@ SEC("uprobe")
 int request_exec(struct pt_regs *ctx)
 {
 	if (ours())
-		submitted(PT_REGS_PARM1(ctx), bpf_ktime_get_ns());
+		submitted(argument(ctx, 0), bpf_ktime_get_ns());
 	return 0;
 }
 
@@ -309,7 +315,7 @@ SEC("uprobe")
 int request_complete(struct pt_regs *ctx)
 {
 	if (ours())
-		done(PT_REGS_PARM1(ctx), bpf_ktime_get_ns());
+		done(argument(ctx, 0), bpf_ktime_get_ns());
 	return 0;
 }
 
@@ -318,16 +324,7 @@ SEC("uprobe")
 int bdev_complete(struct pt_regs *ctx)
 {
 	if (ours())
-		done(PT_REGS_PARM3(ctx), bpf_ktime_get_ns());
-	return 0;
-}
-
-/* Event: USDT nvmf_qpair_disconnect, else spdk_nvmf_qpair_disconnect; argument 0 is the queue pair. */
-SEC("uprobe")
-int qpair_disconnect(struct pt_regs *ctx)
-{
-	if (ours())
-		gone(argument(ctx, 0));
+		done(argument(ctx, 0), bpf_ktime_get_ns());
 	return 0;
 }
 

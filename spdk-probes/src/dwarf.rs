@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::elf::Elf;
+use crate::inlined::{Base, InlinedSite, Place, Span};
 use crate::place::Reg;
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
@@ -34,6 +35,16 @@ const MOST_VARIANTS: usize = 16;
 
 /// How many places where a function was inlined are kept.
 const MOST_INLINED: usize = 65_536;
+
+/// How many arguments a function may have, and how many places each.
+const MOST_ARGUMENTS: usize = 64;
+const MOST_SPANS: usize = 1024;
+
+/// How many pieces a function's code may be in.
+const MOST_RANGES: usize = 4096;
+
+/// How many entries may refer to each other in a row.
+const LONGEST_CHAIN: usize = 4;
 
 /// Names to look for, all in one pass.
 #[derive(Clone, Debug, Default)]
@@ -58,6 +69,8 @@ pub(crate) struct Found {
     pub(crate) declared: HashSet<String>,
     /// A split debug file that is needed and not there, the first one, and how many.
     pub(crate) missing_split: Option<(PathBuf, usize)>,
+    /// A split debug file that is there, but of another build; the first one, and how many.
+    pub(crate) other_split: Option<(PathBuf, usize)>,
     /// Units that could not be read to their end, with the first reason.
     pub(crate) damaged: Option<(String, usize)>,
     /// Units read.
@@ -108,6 +121,10 @@ pub(crate) struct FunctionFacts {
     pub(crate) inlined: Vec<u64>,
     /// Its copies: entry address, and where each argument is there.
     pub(crate) copies: Vec<(u64, Vec<Argument>)>,
+    /// More of the places where it was inlined, those that have code.
+    pub(crate) sites: Vec<InlinedSite>,
+    /// How many places of which no code is left, by what the debug information says.
+    pub(crate) vanished: usize,
 }
 
 impl FunctionFacts {
@@ -118,6 +135,9 @@ impl FunctionFacts {
         self.inlined.truncate(MOST_INLINED);
         self.copies.sort_by_key(|(entry, _)| *entry);
         self.copies.dedup();
+        self.sites.sort_by(|a, b| (a.entry, &a.ranges, &a.caller).cmp(&(b.entry, &b.ranges, &b.caller)));
+        self.sites.dedup();
+        self.sites.truncate(MOST_INLINED);
     }
 }
 
@@ -155,10 +175,16 @@ impl Found {
             let known = self.functions.entry(name).or_default();
             known.inlined.extend(facts.inlined);
             known.copies.extend(facts.copies);
+            known.sites.extend(facts.sites);
+            known.vanished += facts.vanished;
             known.tidy();
         }
         self.declared.extend(other.declared);
         self.missing_split = match (self.missing_split.take(), other.missing_split) {
+            (Some((path, count)), Some((_, more))) => Some((path, count + more)),
+            (one, other) => one.or(other),
+        };
+        self.other_split = match (self.other_split.take(), other.other_split) {
             (Some((path, count)), Some((_, more))) => Some((path, count + more)),
             (one, other) => one.or(other),
         };
@@ -170,21 +196,56 @@ impl Found {
     }
 }
 
+/// Where the files that a binary's debug information was split into are looked for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Beside {
+    /// The binary and its debug file, by every path that they are known by.
+    pub(crate) files: Vec<PathBuf>,
+    /// The root directory of the process that runs it, where that is another one.
+    pub(crate) root: Option<PathBuf>,
+}
+
+impl Beside {
+    /// A path as a compiler wrote it, as seen by the process and from here.
+    fn both(&self, path: PathBuf) -> impl Iterator<Item = PathBuf> {
+        let inside = self.root.as_ref().map(|root| root.join(path.strip_prefix("/").unwrap_or(&path)));
+        inside.into_iter().chain([path])
+    }
+
+    /// The package of split debug files beside the program, if there is one.
+    fn package(&self) -> Option<Elf> {
+        self.files.iter().find_map(|file| {
+            let mut name = file.as_os_str().to_owned();
+            name.push(".dwp");
+            Elf::open_debug(Path::new(&name)).ok()
+        })
+    }
+
+    /// Where the compiler put a split debug file, and beside the binary, in case all was moved together.
+    fn split(&self, directory: &Path, name: &Path) -> impl Iterator<Item = PathBuf> {
+        let moved = self.files.iter().filter_map(|file| file.parent()).flat_map(move |folder| {
+            let last = name.file_name().map(|last| folder.join(last));
+            name.is_relative().then(|| folder.join(name)).into_iter().chain(last)
+        });
+        let moved: Vec<PathBuf> = moved.collect();
+        self.both(directory.join(name)).chain(moved)
+    }
+}
+
 /// Looks through the DWARF of `elf` for everything wanted.
 ///
-/// `alternate` is the file that dwz moved shared entries to; `program` the binary that split debug
-/// files are looked for beside.
+/// `alternate` is the file that dwz moved shared entries to.
 pub(crate) fn scan(
     elf: &Elf,
     alternate: Option<&Elf>,
-    program: &Path,
+    beside: &Beside,
     wanted: &Wanted,
 ) -> Result<Found, Error> {
     let sections = sections(elf, gimli::SectionId::name)?;
     let alternate = alternate.map(|elf| self::sections(elf, gimli::SectionId::name)).transpose()?;
     let dwarf = sections.borrow_with_sup(alternate.as_ref(), borrow);
     let pass = Pass::new(&dwarf, wanted);
-    let package_elf = package(program);
+    let package_elf = beside.package();
     let package_sections = package_elf.as_ref().and_then(|elf| {
         gimli::DwarfPackageSections::load(|id| {
             id.dwo_name()
@@ -198,7 +259,7 @@ pub(crate) fn scan(
             sections.borrow(borrow, EndianSlice::new(&[], LittleEndian)).ok()
         });
     Ok(pass.run(&|unit, found| {
-        split_unit(unit, &dwarf, package.as_ref(), wanted, found);
+        split_unit(unit, &dwarf, package.as_ref(), beside, wanted, found);
     }))
 }
 
@@ -222,25 +283,20 @@ fn sections<'a>(
     })
 }
 
-/// The package of split debug files beside the program, if there is one.
-fn package(program: &Path) -> Option<Elf> {
-    let mut name = program.as_os_str().to_owned();
-    name.push(".dwp");
-    Elf::open_debug(Path::new(&name)).ok()
-}
-
 /// Reads what a skeleton unit stands for: from the package, else from its own file.
 fn split_unit<'a>(
     skeleton: &Unit<'a>,
     dwarf: &Dwarf<'a>,
     package: Option<&gimli::DwarfPackage<Slice<'a>>>,
+    beside: &Beside,
     wanted: &Wanted,
     found: &mut Found,
 ) {
     if let (Some(package), Some(id)) = (package, skeleton.dwo_id)
         && let Ok(Some(dwo)) = package.find_cu(id, dwarf)
+        && let Some(all) = scan_split(&dwo, skeleton, wanted)
     {
-        found.absorb(scan_split(&dwo, skeleton, wanted));
+        found.absorb(all);
         return;
     }
     let string = |value: Option<Value<'a>>| -> Option<PathBuf> {
@@ -252,33 +308,58 @@ fn split_unit<'a>(
     };
     let directory =
         skeleton.comp_dir.map(|text| PathBuf::from(text.to_string_lossy().into_owned())).unwrap_or_default();
-    let path = directory.join(name);
-    let Ok(elf) = Elf::open_debug(&path) else {
-        found.absorb(Found { missing_split: Some((path, 1)), ..Found::default() });
-        return;
-    };
-    let sections = gimli::DwarfSections::load(|id| {
-        id.dwo_name().map_or(Ok(Cow::Borrowed(&[][..])), |name| elf.section(name))
-    });
-    let sections: gimli::DwarfSections<Cow<'_, [u8]>> = match sections {
-        Ok(sections) => sections,
-        Err(error) => {
-            let error: Error = error;
-            found.absorb(Found { damaged: Some((error.to_string(), 1)), ..Found::default() });
-            return;
+    let mut other = None;
+    for path in beside.split(&directory, &name) {
+        let Ok(elf) = Elf::open_debug(&path) else { continue };
+        let sections = gimli::DwarfSections::load(|id| {
+            id.dwo_name().map_or(Ok(Cow::Borrowed(&[][..])), |name| elf.section(name))
+        });
+        let sections: gimli::DwarfSections<Cow<'_, [u8]>> = match sections {
+            Ok(sections) => sections,
+            Err(error) => {
+                let error: Error = error;
+                found.absorb(Found { damaged: Some((error.to_string(), 1)), ..Found::default() });
+                return;
+            }
+        };
+        let mut dwo = sections.borrow(borrow);
+        dwo.make_dwo(dwarf);
+        match scan_split(&dwo, skeleton, wanted) {
+            Some(all) => {
+                found.absorb(all);
+                return;
+            }
+            None => other = other.or(Some((path, 1))),
         }
-    };
-    let mut dwo = sections.borrow(borrow);
-    dwo.make_dwo(dwarf);
-    found.absorb(scan_split(&dwo, skeleton, wanted));
+    }
+    if other.is_some() {
+        found.absorb(Found { other_split: other, ..Found::default() });
+    } else {
+        found.absorb(Found { missing_split: Some((directory.join(name), 1)), ..Found::default() });
+    }
 }
 
-fn scan_split<'a>(dwo: &Dwarf<'a>, skeleton: &Unit<'_>, wanted: &Wanted) -> Found {
+/// Reads a skeleton's unit in a split file; none where the file does not hold it.
+fn scan_split<'a>(dwo: &Dwarf<'a>, skeleton: &Unit<'_>, wanted: &Wanted) -> Option<Found> {
     // A skeleton's bases are numbers; they hold for any lifetime.
-    let base = skeleton.addr_base;
-    let low_pc = skeleton.low_pc;
-    let pass = Pass { bases: Some((low_pc, base)), ..Pass::new(dwo, wanted) };
-    pass.run(&|_, _| {})
+    let bases = Bases {
+        low_pc: skeleton.low_pc,
+        addr: skeleton.addr_base,
+        // As gimli's `copy_relocated_attributes`: DWARF 4's ranges stay in the program.
+        ranges: (skeleton.header.version() < 5).then_some(skeleton.rnglists_base),
+        id: skeleton.dwo_id,
+    };
+    let pass = Pass { bases: Some(bases), ..Pass::new(dwo, wanted) };
+    pass.holds_its_unit().then(|| pass.run(&|_, _| {}))
+}
+
+/// What a split unit takes from its skeleton.
+#[derive(Clone, Copy)]
+struct Bases {
+    low_pc: u64,
+    addr: gimli::DebugAddrBase,
+    ranges: Option<gimli::DebugRngListsBase>,
+    id: Option<gimli::DwoId>,
 }
 
 /// One pass over the units of one file.
@@ -292,9 +373,25 @@ struct Pass<'d, 'a> {
     signatures: OnceLock<HashMap<u64, (usize, UnitOffset)>>,
     /// Layouts seen, by name and fingerprint.
     seen: Mutex<HashSet<(usize, u64)>>,
-    /// Of a split file: the address bases of its skeleton.
-    bases: Option<(u64, gimli::DebugAddrBase)>,
+    /// Of a split file: what its skeleton says.
+    bases: Option<Bases>,
     header_error: Option<String>,
+    /// The same for the file that dwz moved shared entries to.
+    alternate: Option<Box<Pass<'d, 'a>>>,
+}
+
+/// Where an entry is: in which file's pass, unit and place.
+struct Spot<'p, 'd, 'a> {
+    pass: &'p Pass<'d, 'a>,
+    unit: Arc<Unit<'a>>,
+    offset: UnitOffset,
+}
+
+/// An entry by its place in .debug_info, of the file itself or of the one that dwz moved shared entries to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Global {
+    alternate: bool,
+    offset: usize,
 }
 
 /// What a name is wanted as.
@@ -305,11 +402,38 @@ struct Names {
     function: Option<usize>,
 }
 
-/// A wanted function's entries in a unit.
+/// The entries by which wanted functions and their parameters are referred to.
 #[derive(Default)]
-struct FunctionEntries {
-    /// Where each wanted function's own entries are (in .debug_info), by which it is referred to.
-    origins: HashMap<usize, usize>,
+struct Origins {
+    functions: HashMap<Global, usize>,
+    /// Which parameter of its function an entry is.
+    parameters: HashMap<Global, usize>,
+    /// Functions' entries that stand for another entry.
+    aliases: Vec<(Global, Global)>,
+}
+
+impl Origins {
+    fn absorb(&mut self, other: Origins) {
+        self.functions.extend(other.functions);
+        self.parameters.extend(other.parameters);
+        self.aliases.extend(other.aliases);
+    }
+
+    /// Takes the entries that stand for a wanted function's as its own. Link-time optimisation makes them.
+    fn settle(&mut self) {
+        for _ in 0..LONGEST_CHAIN {
+            let before = self.functions.len();
+            for (alias, of) in &self.aliases {
+                if let Some(index) = self.functions.get(of).copied() {
+                    self.functions.entry(*alias).or_insert(index);
+                }
+            }
+            if self.functions.len() == before {
+                break;
+            }
+        }
+        self.aliases = Vec::new();
+    }
 }
 
 impl<'d, 'a> Pass<'d, 'a> {
@@ -351,38 +475,47 @@ impl<'d, 'a> Pass<'d, 'a> {
             seen: Mutex::default(),
             bases: None,
             header_error,
+            alternate: dwarf.sup().map(|other| Box::new(Pass::new(other, wanted))),
         }
     }
 
+    /// Of a split file: whether the unit that its skeleton means is in it.
+    fn holds_its_unit(&self) -> bool {
+        (0..self.headers.len()).any(|index| self.is_meant(index))
+    }
+
+    /// Whether this is not another skeleton's unit.
+    fn is_meant(&self, index: usize) -> bool {
+        let Some(Bases { id: Some(id), .. }) = self.bases else { return true };
+        self.make_unit(index).is_ok_and(|unit| unit.dwo_id == Some(id))
+    }
+
     fn run(&self, skeleton: &(dyn Fn(&Unit<'a>, &mut Found) + Sync)) -> Found {
-        let next = AtomicUsize::new(0);
-        let threads = std::thread::available_parallelism()
-            .map_or(1, usize::from)
-            .min(8)
-            .min(self.headers.len().div_ceil(8).max(1));
-        let work = || {
-            let mut found = Found::default();
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                if index >= self.headers.len() {
-                    return found;
-                }
-                if let Err(error) = self.unit_by_index(index, skeleton, &mut found) {
+        let mut all = Found::default();
+        let mut origins = Origins::default();
+        if let Some(alternate) = &self.alternate {
+            let (found, of_it) = alternate.all_outermost(&|_, _| {});
+            all.absorb(found);
+            let moved = |global: Global| Global { alternate: true, ..global };
+            origins.absorb(Origins {
+                functions: of_it.functions.into_iter().map(|(at, index)| (moved(at), index)).collect(),
+                parameters: of_it.parameters.into_iter().map(|(at, index)| (moved(at), index)).collect(),
+                aliases: of_it.aliases.into_iter().map(|(at, of)| (moved(at), moved(of))).collect(),
+            });
+        }
+        let (found, of_this) = self.all_outermost(skeleton);
+        all.absorb(found);
+        origins.absorb(of_this);
+        origins.settle();
+        // Where a function's code went, any unit may say: with link-time optimisation it is another one than
+        // that of its source.
+        if !origins.functions.is_empty() {
+            all.absorb(self.in_parallel(|index, found: &mut Found| {
+                if let Err(error) = self.functions(index, &origins, found) {
                     found.absorb(Found { damaged: Some((error.to_string(), 1)), ..Found::default() });
                 }
-            }
-        };
-        let mut all = std::thread::scope(|scope| {
-            let workers: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-            let mut all = work();
-            for worker in workers {
-                match worker.join() {
-                    Ok(found) => all.absorb(found),
-                    Err(panic) => std::panic::resume_unwind(panic),
-                }
-            }
-            all
-        });
+            }));
+        }
         for facts in all.functions.values_mut() {
             facts.tidy();
         }
@@ -392,12 +525,55 @@ impl<'d, 'a> Pass<'d, 'a> {
         all
     }
 
+    /// Walks the outermost entries of all units.
+    fn all_outermost(&self, skeleton: &(dyn Fn(&Unit<'a>, &mut Found) + Sync)) -> (Found, Origins) {
+        let both = self.in_parallel(|index, (found, origins): &mut (Found, Origins)| {
+            if let Err(error) = self.unit_by_index(index, skeleton, found, origins) {
+                found.absorb(Found { damaged: Some((error.to_string(), 1)), ..Found::default() });
+            }
+        });
+        (both.0, both.1)
+    }
+
+    /// Does something with each unit, on several cores.
+    fn in_parallel<T: Absorb + Default + Send>(&self, each: impl Fn(usize, &mut T) + Sync) -> T {
+        let next = AtomicUsize::new(0);
+        let threads = std::thread::available_parallelism()
+            .map_or(1, usize::from)
+            .min(8)
+            .min(self.headers.len().div_ceil(8).max(1));
+        let work = || {
+            let mut all = T::default();
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= self.headers.len() {
+                    return all;
+                }
+                each(index, &mut all);
+            }
+        };
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            let mut all = work();
+            for worker in workers {
+                match worker.join() {
+                    Ok(found) => all.take_in(found),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            all
+        })
+    }
+
     fn make_unit(&self, index: usize) -> gimli::Result<Unit<'a>> {
         let header = *self.headers.get(index).ok_or(gimli::Error::MissingUnitDie)?;
         let mut unit = self.dwarf.unit(header)?;
-        if let Some((low_pc, addr_base)) = self.bases {
-            unit.low_pc = low_pc;
-            unit.addr_base = addr_base;
+        if let Some(bases) = self.bases {
+            unit.low_pc = bases.low_pc;
+            unit.addr_base = bases.addr;
+            if let Some(ranges) = bases.ranges {
+                unit.rnglists_base = ranges;
+            }
         }
         Ok(unit)
     }
@@ -418,22 +594,18 @@ impl<'d, 'a> Pass<'d, 'a> {
         index: usize,
         skeleton: &(dyn Fn(&Unit<'a>, &mut Found) + Sync),
         found: &mut Found,
+        origins: &mut Origins,
     ) -> gimli::Result<()> {
         found.units += 1;
         let unit = Arc::new(self.make_unit(index)?);
         if self.dwarf.file_type != gimli::DwarfFileType::Dwo && unit.dwo_name()?.is_some() {
             skeleton(&unit, found);
         }
-        let functions = self.outermost(&unit, found)?;
-        if !functions.origins.is_empty() {
-            self.functions(&unit, &functions, found)?;
-        }
-        Ok(())
+        self.outermost(&unit, found, origins)
     }
 
     /// Walks the entries that no function or structure encloses.
-    fn outermost(&self, unit: &Arc<Unit<'a>>, found: &mut Found) -> gimli::Result<FunctionEntries> {
-        let mut functions = FunctionEntries::default();
+    fn outermost(&self, unit: &Arc<Unit<'a>>, found: &mut Found, origins: &mut Origins) -> gimli::Result<()> {
         let mut entries = unit.entries_raw(None)?;
         // `entries` counts depth from where it began; `base` is the depth there.
         let mut base = 0;
@@ -481,12 +653,16 @@ impl<'d, 'a> Pass<'d, 'a> {
                 continue;
             }
             let mut name = None;
+            let mut stands_for = None;
             let mut sibling = None;
             let mut declaration = false;
             for specification in abbreviation.attributes() {
                 let attribute = entries.read_attribute_inline(*specification)?;
                 match attribute.name() {
                     gimli::DW_AT_name => name = Some(attribute.raw_value()),
+                    gimli::DW_AT_abstract_origin | gimli::DW_AT_specification => {
+                        stands_for = Some(attribute.raw_value());
+                    }
                     gimli::DW_AT_sibling => {
                         if let AttributeValue::UnitRef(to) = attribute.raw_value() {
                             sibling = Some(to);
@@ -504,7 +680,13 @@ impl<'d, 'a> Pass<'d, 'a> {
                 && let Ok(name) = self.dwarf.attr_string(unit, name)
                 && let Some(names) = self.names.get(name.slice())
             {
-                self.outermost_entry(unit, tag, offset, declaration, *names, found, &mut functions)?;
+                self.outermost_entry(unit, tag, offset, declaration, *names, found, origins)?;
+            }
+            if tag == gimli::DW_TAG_subprogram
+                && let Some(of) = stands_for.and_then(|value| self.referred(unit, value))
+                && let Some(at) = self.global(unit, offset)
+            {
+                origins.aliases.push((at, of));
             }
             // A sibling that does not lie ahead would never end.
             if let Some(to) = sibling.filter(|to| to.0 > entries.next_offset().0)
@@ -515,7 +697,7 @@ impl<'d, 'a> Pass<'d, 'a> {
                 base = depth;
             }
         }
-        Ok(functions)
+        Ok(())
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -527,7 +709,7 @@ impl<'d, 'a> Pass<'d, 'a> {
         declaration: bool,
         names: Names,
         found: &mut Found,
-        functions: &mut FunctionEntries,
+        origins: &mut Origins,
     ) -> gimli::Result<()> {
         match tag {
             gimli::DW_TAG_structure_type
@@ -543,21 +725,21 @@ impl<'d, 'a> Pass<'d, 'a> {
                 let target = match tag {
                     gimli::DW_TAG_typedef => self.structure_behind(unit, offset)?,
                     _ if declaration => None,
-                    _ => Some((Arc::clone(unit), offset)),
+                    _ => Some(Spot { pass: self, unit: Arc::clone(unit), offset }),
                 };
                 match target {
                     None => {
                         found.declared.insert(name.clone());
                     }
-                    Some((unit, offset)) => {
-                        let print = self.fingerprint(&unit, offset)?;
+                    Some(Spot { pass, unit, offset }) => {
+                        let print = pass.fingerprint(&unit, offset)?;
                         let new = {
                             let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
                             seen.insert((index, print))
                         };
                         if new {
                             let mut budget = MOST_MEMBERS;
-                            let structure = self.structure(&unit, offset, 0, &mut budget)?;
+                            let structure = pass.structure(&unit, offset, 0, &mut budget)?;
                             let known = found.structures.entry(name.clone()).or_default();
                             if known.len() < MOST_VARIANTS && !known.contains(&structure) {
                                 known.push(structure);
@@ -582,7 +764,20 @@ impl<'d, 'a> Pass<'d, 'a> {
                 if let (Some(index), false) = (names.function, declaration)
                     && let Some(at) = self.global(unit, offset)
                 {
-                    functions.origins.insert(at, index);
+                    origins.functions.insert(at, index);
+                    let mut tree = unit.entries_tree(Some(offset))?;
+                    let mut children = tree.root()?.children();
+                    let mut number = 0;
+                    while let Some(child) = children.next()? {
+                        let entry = child.entry();
+                        if entry.tag() != gimli::DW_TAG_formal_parameter || number >= MOST_ARGUMENTS {
+                            break;
+                        }
+                        if let Some(at) = self.global(unit, entry.offset()) {
+                            origins.parameters.insert(at, number);
+                        }
+                        number += 1;
+                    }
                 }
             }
             _ => {}
@@ -590,40 +785,50 @@ impl<'d, 'a> Pass<'d, 'a> {
         Ok(())
     }
 
-    /// An entry's offset in its section, by which other units refer to it.
-    fn global(&self, unit: &Unit<'a>, offset: UnitOffset) -> Option<usize> {
-        offset.to_debug_info_offset(&unit.header).map(|offset| offset.0)
+    /// An entry's place in its section, by which other units refer to it.
+    fn global(&self, unit: &Unit<'a>, offset: UnitOffset) -> Option<Global> {
+        let offset = offset.to_debug_info_offset(&unit.header)?.0;
+        Some(Global { alternate: false, offset })
+    }
+
+    /// The place of the entry that an attribute of a function or parameter refers to.
+    fn referred(&self, unit: &Unit<'a>, value: Value<'a>) -> Option<Global> {
+        match value {
+            AttributeValue::UnitRef(offset) => self.global(unit, offset),
+            AttributeValue::DebugInfoRef(offset) => Some(Global { alternate: false, offset: offset.0 }),
+            AttributeValue::DebugInfoRefSup(offset) => Some(Global { alternate: true, offset: offset.0 }),
+            _ => None,
+        }
+    }
+
+    /// The entry at a place in this file's .debug_info.
+    fn locate(&self, offset: gimli::DebugInfoOffset) -> gimli::Result<Option<Spot<'_, 'd, 'a>>> {
+        let index = self
+            .headers
+            .partition_point(|header| header.debug_info_offset().is_some_and(|start| start.0 <= offset.0))
+            .checked_sub(1);
+        let Some(index) = index else {
+            return Ok(None);
+        };
+        let unit = self.other(index)?;
+        let offset = offset.to_unit_offset(&unit.header);
+        Ok(offset.map(|offset| Spot { pass: self, unit, offset }))
     }
 
     /// The entry that a reference leads to.
-    fn follow(
-        &self,
-        unit: &Arc<Unit<'a>>,
-        value: Value<'a>,
-    ) -> gimli::Result<Option<(Arc<Unit<'a>>, UnitOffset)>> {
+    fn follow(&self, unit: &Arc<Unit<'a>>, value: Value<'a>) -> gimli::Result<Option<Spot<'_, 'd, 'a>>> {
         match value {
-            AttributeValue::UnitRef(offset) => Ok(Some((Arc::clone(unit), offset))),
-            AttributeValue::DebugInfoRef(offset) => {
-                let index = self
-                    .headers
-                    .partition_point(|header| {
-                        header.debug_info_offset().is_some_and(|start| start.0 <= offset.0)
-                    })
-                    .checked_sub(1);
-                let Some(index) = index else {
-                    return Ok(None);
-                };
-                let other = self.other(index)?;
-                let offset = offset.to_unit_offset(&other.header);
-                Ok(offset.map(|offset| (other, offset)))
+            AttributeValue::UnitRef(offset) => Ok(Some(Spot { pass: self, unit: Arc::clone(unit), offset })),
+            AttributeValue::DebugInfoRef(offset) => self.locate(offset),
+            AttributeValue::DebugInfoRefSup(offset) => {
+                self.alternate.as_ref().map_or(Ok(None), |alternate| alternate.locate(offset))
             }
             AttributeValue::DebugTypesRef(signature) => {
                 let Some((index, offset)) = self.signatures().get(&signature.0) else {
                     return Ok(None);
                 };
-                Ok(Some((self.other(*index)?, *offset)))
+                Ok(Some(Spot { pass: self, unit: self.other(*index)?, offset: *offset }))
             }
-            // Entries in a file that several debug files share: its types are not followed.
             _ => Ok(None),
         }
     }
@@ -654,10 +859,10 @@ impl<'d, 'a> Pass<'d, 'a> {
         &self,
         unit: &Arc<Unit<'a>>,
         offset: UnitOffset,
-    ) -> gimli::Result<Option<(Arc<Unit<'a>>, UnitOffset)>> {
-        let (mut unit, mut offset) = (Arc::clone(unit), offset);
+    ) -> gimli::Result<Option<Spot<'_, 'd, 'a>>> {
+        let mut spot = Spot { pass: self, unit: Arc::clone(unit), offset };
         for _ in 0..DEEPEST {
-            let entry = unit.entry(offset)?;
+            let entry = spot.unit.entry(spot.offset)?;
             let to = match entry.tag() {
                 gimli::DW_TAG_structure_type | gimli::DW_TAG_union_type | gimli::DW_TAG_class_type => {
                     // A stand-in for a type in a unit of its own; gcc does not even mark it as declaration.
@@ -665,7 +870,7 @@ impl<'d, 'a> Pass<'d, 'a> {
                     let declared =
                         entry.attr_value(gimli::DW_AT_declaration) == Some(AttributeValue::Flag(true));
                     if elsewhere.is_none() && !declared {
-                        return Ok(Some((unit, offset)));
+                        return Ok(Some(spot));
                     }
                     elsewhere
                 }
@@ -679,10 +884,10 @@ impl<'d, 'a> Pass<'d, 'a> {
             let Some(value) = to else {
                 return Ok(None);
             };
-            let Some((next, at)) = self.follow(&unit, value)? else {
+            let Some(next) = spot.pass.follow(&spot.unit, value)? else {
                 return Ok(None);
             };
-            (unit, offset) = (next, at);
+            spot = next;
         }
         Ok(None)
     }
@@ -761,10 +966,11 @@ impl<'d, 'a> Pass<'d, 'a> {
                 *budget -= 1;
                 if anonymous
                     && let Some(type_) = type_
-                    && let Some((unit, at)) = self.follow(unit, type_)?
-                    && let Some((unit, at)) = self.structure_behind(&unit, at)?
+                    && let Some(type_) = self.follow(unit, type_)?
+                    && let Some(Spot { pass, unit, offset }) =
+                        type_.pass.structure_behind(&type_.unit, type_.offset)?
                 {
-                    self.add_fingerprint(&unit, at, depth + 1, budget, hash)?;
+                    pass.add_fingerprint(&unit, offset, depth + 1, budget, hash)?;
                 }
             }
             if first && !abbreviation.has_children() {
@@ -861,18 +1067,18 @@ impl<'d, 'a> Pass<'d, 'a> {
         depth: usize,
         budget: &mut usize,
     ) -> gimli::Result<TypeFacts> {
-        let Some((unit, offset)) = self.follow(unit, value)? else {
+        let Some(Spot { pass, unit, offset }) = self.follow(unit, value)? else {
             return Ok(TypeFacts::default());
         };
         if depth > DEEPEST {
             return Ok(TypeFacts::default());
         }
         let entry = unit.entry(offset)?;
-        let name = self.string(&unit, entry.attr_value(gimli::DW_AT_name));
+        let name = pass.string(&unit, entry.attr_value(gimli::DW_AT_name));
         let size = entry.attr_value(gimli::DW_AT_byte_size).and_then(|value| value.udata_value());
         let behind = |budget: &mut usize| -> gimli::Result<TypeFacts> {
             match entry.attr_value(gimli::DW_AT_type) {
-                Some(value) => self.type_facts(&unit, value, depth + 1, budget),
+                Some(value) => pass.type_facts(&unit, value, depth + 1, budget),
                 // `void` has no entry.
                 None => Ok(TypeFacts { name: "void".to_owned(), ..TypeFacts::default() }),
             }
@@ -881,12 +1087,12 @@ impl<'d, 'a> Pass<'d, 'a> {
             gimli::DW_TAG_structure_type | gimli::DW_TAG_union_type | gimli::DW_TAG_class_type => {
                 let word = if entry.tag() == gimli::DW_TAG_union_type { "union" } else { "struct" };
                 let text = |name: Option<&str>| format!("{word} {}", name.unwrap_or("{...}"));
-                match self.structure_behind(&unit, offset)? {
-                    Some((behind, at)) => {
-                        let structure = self.structure(&behind, at, depth + 1, budget)?;
+                match pass.structure_behind(&unit, offset)? {
+                    Some(Spot { pass, unit: behind, offset: at }) => {
+                        let structure = pass.structure(&behind, at, depth + 1, budget)?;
                         let name = match name {
                             Some(name) => Some(name),
-                            None => self.string(&behind, behind.entry(at)?.attr_value(gimli::DW_AT_name)),
+                            None => pass.string(&behind, behind.entry(at)?.attr_value(gimli::DW_AT_name)),
                         };
                         TypeFacts {
                             size: structure.size,
@@ -907,12 +1113,12 @@ impl<'d, 'a> Pass<'d, 'a> {
             | gimli::DW_TAG_rvalue_reference_type
             | gimli::DW_TAG_ptr_to_member_type => TypeFacts {
                 size: size.unwrap_or(8),
-                name: format!("{} *", self.pointee(&unit, &entry, 0)?),
+                name: format!("{} *", pass.pointee(&unit, &entry, 0)?),
                 kind: Kind::Pointer,
             },
             gimli::DW_TAG_array_type => {
                 let element = behind(budget)?;
-                let count = self.array_length(&unit, offset)?;
+                let count = pass.array_length(&unit, offset)?;
                 TypeFacts {
                     size: size.unwrap_or_else(|| element.size.saturating_mul(count)),
                     name: format!("{}[{count}]", element.name),
@@ -941,11 +1147,11 @@ impl<'d, 'a> Pass<'d, 'a> {
         let Some(value) = pointer.attr_value(gimli::DW_AT_type) else {
             return Ok("void".to_owned());
         };
-        let Some((unit, offset)) = self.follow(unit, value)? else {
+        let Some(Spot { pass, unit, offset }) = self.follow(unit, value)? else {
             return Ok("void".to_owned());
         };
         let entry = unit.entry(offset)?;
-        let name = self.string(&unit, entry.attr_value(gimli::DW_AT_name));
+        let name = pass.string(&unit, entry.attr_value(gimli::DW_AT_name));
         Ok(match entry.tag() {
             gimli::DW_TAG_structure_type | gimli::DW_TAG_class_type => {
                 format!("struct {}", name.as_deref().unwrap_or("{...}"))
@@ -956,10 +1162,10 @@ impl<'d, 'a> Pass<'d, 'a> {
             }
             gimli::DW_TAG_subroutine_type => "function".to_owned(),
             gimli::DW_TAG_pointer_type if depth < 4 => {
-                format!("{} *", self.pointee(&unit, &entry, depth + 1)?)
+                format!("{} *", pass.pointee(&unit, &entry, depth + 1)?)
             }
             gimli::DW_TAG_const_type | gimli::DW_TAG_volatile_type if depth < 4 => {
-                self.pointee(&unit, &entry, depth + 1)?
+                pass.pointee(&unit, &entry, depth + 1)?
             }
             _ => name.unwrap_or_else(|| "...".to_owned()),
         })
@@ -1006,104 +1212,309 @@ impl<'d, 'a> Pass<'d, 'a> {
         Ok(values)
     }
 
-    /// Walks a whole unit for the copies of its wanted functions.
-    fn functions(
-        &self,
-        unit: &Arc<Unit<'a>>,
-        wanted: &FunctionEntries,
-        found: &mut Found,
-    ) -> gimli::Result<()> {
-        let mut cursor = unit.entries();
-        // The function whose formal parameters are being read: depth, entry address, arguments.
-        let mut current: Option<(isize, usize, u64, Vec<Argument>)> = None;
-        let mut finish = |current: &mut Option<(isize, usize, u64, Vec<Argument>)>| {
-            if let Some((_, index, entry, arguments)) = current.take()
-                && let Some(name) = self.wanted.functions.get(index)
-            {
-                let facts = found.functions.entry(name.clone()).or_default();
-                facts.copies.push((entry, arguments));
-            }
-        };
-        let mut inlined: Vec<(usize, u64)> = Vec::new();
-        while let Some(entry) = cursor.next_dfs()? {
-            let depth = entry.depth();
-            if current.as_ref().is_some_and(|(at, ..)| depth <= *at) {
-                finish(&mut current);
-            }
-            match entry.tag() {
-                gimli::DW_TAG_inlined_subroutine => {
-                    let origin = entry.attr_value(gimli::DW_AT_abstract_origin);
-                    if let Some(index) = self.origin(unit, origin, wanted)
-                        && inlined.len() < MOST_INLINED
-                        && let Some(address) = self.first_address(unit, entry)
-                    {
-                        inlined.push((index, address));
-                    }
-                }
-                gimli::DW_TAG_subprogram => {
-                    let own = self
-                        .global(unit, entry.offset())
-                        .and_then(|offset| wanted.origins.get(&offset).copied());
-                    let index = own
-                        .or_else(|| self.origin(unit, entry.attr_value(gimli::DW_AT_abstract_origin), wanted))
-                        .or_else(|| self.origin(unit, entry.attr_value(gimli::DW_AT_specification), wanted));
-                    if let Some(index) = index
-                        && let Some(address) = self.first_address(unit, entry)
-                    {
-                        finish(&mut current);
-                        current = Some((depth, index, address, Vec::new()));
-                    }
-                }
-                gimli::DW_TAG_formal_parameter => {
-                    if let Some((at, _, address, arguments)) = &mut current
-                        && depth == *at + 1
-                        && arguments.len() < 64
-                    {
-                        let location = entry.attr_value(gimli::DW_AT_location);
-                        arguments.push(self.argument(unit, location, *address));
-                    }
-                }
-                _ => {}
-            }
+    /// Walks a whole unit for the copies of wanted functions, and for the places where they were inlined.
+    fn functions(&self, index: usize, origins: &Origins, found: &mut Found) -> gimli::Result<()> {
+        if self.bases.is_some() && !self.is_meant(index) {
+            return Ok(());
         }
-        finish(&mut current);
-        for (index, address) in inlined {
-            if let Some(name) = self.wanted.functions.get(index) {
-                found.functions.entry(name.clone()).or_default().inlined.push(address);
+        let unit = Arc::new(self.make_unit(index)?);
+        let by_gcc = self.made_by_gcc(&unit);
+        let mut entries = unit.entries_raw(None)?;
+        // Functions that enclose the entry at hand and have code: depth and entry.
+        let mut enclosing: Vec<(isize, UnitOffset)> = Vec::new();
+        // Copies and places whose parameters are being read, innermost last.
+        let mut open: Vec<Open> = Vec::new();
+        let mut places = 0;
+        while !entries.is_empty() {
+            let depth = entries.next_depth();
+            let offset = entries.next_offset();
+            let Some(abbreviation) = entries.read_abbreviation()? else {
+                continue;
+            };
+            while open.last().is_some_and(|open| depth <= open.depth) {
+                self.finish(open.pop(), found);
             }
+            while enclosing.last().is_some_and(|(at, _)| depth <= *at) {
+                enclosing.pop();
+            }
+            let tag = abbreviation.tag();
+            let function = matches!(tag, gimli::DW_TAG_subprogram | gimli::DW_TAG_inlined_subroutine);
+            let parameter = tag == gimli::DW_TAG_formal_parameter
+                && open.last().is_some_and(|open| depth == open.depth + 1);
+            if !function && !parameter {
+                entries.skip_attributes(abbreviation.attributes())?;
+                continue;
+            }
+            let (mut origin, mut location, mut constant, mut code) = (None, None, None, false);
+            for specification in abbreviation.attributes() {
+                let attribute = entries.read_attribute_inline(*specification)?;
+                match attribute.name() {
+                    gimli::DW_AT_abstract_origin | gimli::DW_AT_specification => {
+                        origin = Some(attribute.value());
+                    }
+                    gimli::DW_AT_low_pc | gimli::DW_AT_ranges | gimli::DW_AT_entry_pc => code = true,
+                    gimli::DW_AT_location => location = Some(attribute.value()),
+                    gimli::DW_AT_const_value => constant = Some(attribute.value()),
+                    _ => {}
+                }
+            }
+            if parameter {
+                if let Some(open) = open.last_mut() {
+                    self.parameter(&unit, origin, location, constant, origins, open);
+                }
+                continue;
+            }
+            let own = self.global(&unit, offset).and_then(|at| origins.functions.get(&at));
+            let of_origin = || origins.functions.get(&self.referred(&unit, origin?)?);
+            let wanted = own.or_else(of_origin).copied();
+            let inlined = tag == gimli::DW_TAG_inlined_subroutine;
+            if !code {
+                // Nothing is left of it; inside code that is a place all the same, which no probe can see.
+                if let (true, Some(function), Some(_)) = (inlined, wanted, enclosing.last())
+                    && let Some(name) = self.wanted.functions.get(function)
+                {
+                    found.functions.entry(name.clone()).or_default().vanished += 1;
+                }
+                continue;
+            }
+            if !inlined {
+                enclosing.push((depth, offset));
+            }
+            let Some(function) = wanted else { continue };
+            let entry = unit.entry(offset)?;
+            let Some(address) = self.entry_address(&unit, &entry, inlined) else { continue };
+            let mut opened = Open { depth, function, address, arguments: Vec::new(), site: None };
+            if inlined {
+                let Some((_, caller)) = enclosing.last() else { continue };
+                places += 1;
+                if places > MOST_INLINED {
+                    continue;
+                }
+                let caller = unit.entry(*caller)?;
+                opened.site = Some(OpenSite {
+                    frame: self.frame_base(&unit, &caller),
+                    site: InlinedSite {
+                        entry: address,
+                        ranges: self.ranges(&unit, &entry)?,
+                        caller: self.name_behind(&unit, &caller),
+                        caller_ranges: self.ranges(&unit, &caller)?,
+                        complete: by_gcc,
+                        marked: entry.has_attr(gimli::DW_AT_entry_pc),
+                        arguments: Vec::new(),
+                    },
+                });
+            }
+            open.push(opened);
+        }
+        while let Some(last) = open.pop() {
+            self.finish(Some(last), found);
         }
         Ok(())
     }
 
-    fn origin(&self, unit: &Unit<'a>, value: Option<Value<'a>>, wanted: &FunctionEntries) -> Option<usize> {
-        let offset = match value? {
-            AttributeValue::UnitRef(offset) => self.global(unit, offset)?,
-            AttributeValue::DebugInfoRef(offset) => offset.0,
-            _ => return None,
+    /// Whether gcc made a unit, also at link time.
+    fn made_by_gcc(&self, unit: &Unit<'a>) -> bool {
+        let mut entries = unit.entries();
+        let Ok(Some(root)) = entries.next_dfs() else { return false };
+        self.string(unit, root.attr_value(gimli::DW_AT_producer)).is_some_and(|name| name.starts_with("GNU "))
+    }
+
+    fn finish(&self, open: Option<Open>, found: &mut Found) {
+        let Some(Open { function, address, arguments, site, .. }) = open else { return };
+        let Some(name) = self.wanted.functions.get(function) else { return };
+        let facts = found.functions.entry(name.clone()).or_default();
+        match site {
+            None => facts.copies.push((address, arguments)),
+            Some(OpenSite { site, .. }) => {
+                facts.inlined.push(address);
+                facts.sites.push(site);
+            }
+        }
+    }
+
+    /// Takes in where a parameter is.
+    fn parameter(
+        &self,
+        unit: &Arc<Unit<'a>>,
+        origin: Option<Value<'a>>,
+        location: Option<Value<'a>>,
+        constant: Option<Value<'a>>,
+        origins: &Origins,
+        open: &mut Open,
+    ) {
+        let number = match origin {
+            Some(origin) => self.parameter_number(unit, origin, origins),
+            None => Some(match &open.site {
+                Some(OpenSite { site, .. }) => site.arguments.len(),
+                None => open.arguments.len(),
+            }),
         };
-        wanted.origins.get(&offset).copied()
+        let Some(number) = number.filter(|number| *number < MOST_ARGUMENTS) else { return };
+        match &mut open.site {
+            None => {
+                let argument = self.argument(unit, location, open.address);
+                fill(&mut open.arguments, number, Argument::Unknown);
+                if let Some(slot) = open.arguments.get_mut(number) {
+                    *slot = argument;
+                }
+            }
+            Some(OpenSite { site, frame }) => {
+                let spans = self.spans(unit, location, constant, *frame);
+                fill(&mut site.arguments, number, Vec::new());
+                if let Some(slot) = site.arguments.get_mut(number) {
+                    *slot = spans;
+                }
+            }
+        }
+    }
+
+    /// Which parameter of its function it is, by the entry that it refers to.
+    fn parameter_number(&self, unit: &Arc<Unit<'a>>, origin: Value<'a>, origins: &Origins) -> Option<usize> {
+        let number = |pass: &Pass<'d, 'a>, unit: &Arc<Unit<'a>>, value: Value<'a>| {
+            let mut at = pass.referred(unit, value)?;
+            at.alternate |= !std::ptr::eq(pass, self);
+            origins.parameters.get(&at).copied()
+        };
+        if let Some(number) = number(self, unit, origin) {
+            return Some(number);
+        }
+        let mut spot = self.follow(unit, origin).ok().flatten()?;
+        for _ in 0..LONGEST_CHAIN {
+            let next = spot.unit.entry(spot.offset).ok()?.attr_value(gimli::DW_AT_abstract_origin)?;
+            if let Some(number) = number(spot.pass, &spot.unit, next) {
+                return Some(number);
+            }
+            spot = spot.pass.follow(&spot.unit, next).ok().flatten()?;
+        }
+        None
+    }
+
+    /// A function's name, or that of the entry that it stands for.
+    fn name_behind(
+        &self,
+        unit: &Arc<Unit<'a>>,
+        entry: &gimli::DebuggingInformationEntry<Slice<'a>>,
+    ) -> String {
+        let origin = |entry: &gimli::DebuggingInformationEntry<Slice<'a>>| {
+            entry
+                .attr_value(gimli::DW_AT_abstract_origin)
+                .or_else(|| entry.attr_value(gimli::DW_AT_specification))
+        };
+        if let Some(name) = self.string(unit, entry.attr_value(gimli::DW_AT_name)) {
+            return name;
+        }
+        let mut to = origin(entry).and_then(|value| self.follow(unit, value).ok().flatten());
+        for _ in 0..LONGEST_CHAIN {
+            let Some(Spot { pass, unit, offset }) = to else { break };
+            let Ok(entry) = unit.entry(offset) else { break };
+            if let Some(name) = pass.string(&unit, entry.attr_value(gimli::DW_AT_name)) {
+                return name;
+            }
+            to = origin(&entry).and_then(|value| pass.follow(&unit, value).ok().flatten());
+        }
+        "a function without a name".to_owned()
     }
 
     /// Where the code of an entry begins.
-    fn first_address(
+    fn entry_address(
         &self,
         unit: &Unit<'a>,
         entry: &gimli::DebuggingInformationEntry<Slice<'a>>,
+        inlined: bool,
     ) -> Option<u64> {
-        let address = |value: Option<Value<'a>>| self.dwarf.attr_address(unit, value?).ok().flatten();
-        if let Some(low) = address(entry.attr_value(gimli::DW_AT_low_pc)) {
-            return Some(low);
-        }
-        if let Some(value) = entry.attr_value(gimli::DW_AT_entry_pc)
-            && let Some(entry_pc) = address(Some(value))
-        {
-            return Some(entry_pc);
-        }
-        let mut ranges = self.dwarf.die_ranges(unit, entry).ok()?;
-        ranges.next().ok().flatten().map(|range| range.begin)
+        let address = |value: Value<'a>| self.dwarf.attr_address(unit, value).ok().flatten();
+        let low = || {
+            entry.attr_value(gimli::DW_AT_low_pc).and_then(address).or_else(|| {
+                let mut ranges = self.dwarf.die_ranges(unit, entry).ok()?;
+                ranges.next().ok().flatten().map(|range| range.begin)
+            })
+        };
+        let named = entry.attr_value(gimli::DW_AT_entry_pc).and_then(|value| match value {
+            // DWARF 5, section 2.18: a constant counts from the entry's base address.
+            AttributeValue::Udata(_)
+            | AttributeValue::Data1(_)
+            | AttributeValue::Data2(_)
+            | AttributeValue::Data4(_)
+            | AttributeValue::Data8(_) => Some(low()?.wrapping_add(value.udata_value()?)),
+            value => address(value),
+        });
+        // A function begins at its lowest address, whatever else is said of it.
+        if inlined { named.or_else(low) } else { low().or(named) }
     }
 
-    /// Where an argument is at an address.
+    /// All code of an entry.
+    fn ranges(
+        &self,
+        unit: &Unit<'a>,
+        entry: &gimli::DebuggingInformationEntry<Slice<'a>>,
+    ) -> gimli::Result<Vec<(u64, u64)>> {
+        let mut ranges = self.dwarf.die_ranges(unit, entry)?;
+        let mut all = Vec::new();
+        while let Some(range) = ranges.next()? {
+            if all.len() < MOST_RANGES && range.begin < range.end {
+                all.push((range.begin, range.end));
+            }
+        }
+        Ok(all)
+    }
+
+    /// What a function's frame offsets count from.
+    fn frame_base(
+        &self,
+        unit: &Unit<'a>,
+        function: &gimli::DebuggingInformationEntry<Slice<'a>>,
+    ) -> Option<Place> {
+        let AttributeValue::Exprloc(expression) = function.attr_value(gimli::DW_AT_frame_base)? else {
+            return None;
+        };
+        // The expression's value is the base, whether it is a register's or an address.
+        let place = in_place(expression, unit, None)?;
+        Some(Place { memory: false, ..place })
+    }
+
+    /// All places of a parameter of an inlined function.
+    fn spans(
+        &self,
+        unit: &Unit<'a>,
+        location: Option<Value<'a>>,
+        constant: Option<Value<'a>>,
+        frame: Option<Place>,
+    ) -> Vec<Span> {
+        let always = |place: Place| vec![Span { begin: 0, end: u64::MAX, place }];
+        if let Some(value) = constant {
+            let value = value.sdata_value().or_else(|| value.udata_value().map(|value| value as i64));
+            return value.map_or_else(Vec::new, |offset| {
+                always(Place { base: Base::Nothing, offset, memory: false })
+            });
+        }
+        let Some(value) = location else {
+            return Vec::new();
+        };
+        if let AttributeValue::Exprloc(expression) = value {
+            // One place for all of its life is memory that the caller's code may not have written yet at the
+            // beginning; of a register it can not be so.
+            return in_place(expression, unit, frame)
+                .filter(|place| !place.memory)
+                .map_or_else(Vec::new, always);
+        }
+        let Ok(Some(mut list)) = self.dwarf.attr_locations(unit, value) else {
+            return Vec::new();
+        };
+        let mut spans = Vec::new();
+        while let Ok(Some(entry)) = list.next() {
+            if spans.len() >= MOST_SPANS {
+                break;
+            }
+            if let Some(place) = in_place(entry.data, unit, frame)
+                && entry.range.begin < entry.range.end
+            {
+                spans.push(Span { begin: entry.range.begin, end: entry.range.end, place });
+            }
+        }
+        spans
+    }
+
+    /// Where an argument is at a function's entry.
     fn argument(&self, unit: &Unit<'a>, location: Option<Value<'a>>, at: u64) -> Argument {
         let Some(value) = location else {
             return Argument::Unknown;
@@ -1120,6 +1531,46 @@ impl<'d, 'a> Pass<'d, 'a> {
             }
         }
         Argument::Unknown
+    }
+}
+
+/// A copy of a function, or a place where it was inlined, whose parameters are being read.
+struct Open {
+    depth: isize,
+    function: usize,
+    address: u64,
+    arguments: Vec<Argument>,
+    site: Option<OpenSite>,
+}
+
+struct OpenSite {
+    site: InlinedSite,
+    /// What the caller's frame offsets count from.
+    frame: Option<Place>,
+}
+
+/// Makes a list long enough to have an element of this number.
+fn fill<T: Clone>(list: &mut Vec<T>, number: usize, with: T) {
+    if list.len() <= number {
+        list.resize(number + 1, with);
+    }
+}
+
+/// Takes in what another thread found.
+trait Absorb {
+    fn take_in(&mut self, other: Self);
+}
+
+impl Absorb for Found {
+    fn take_in(&mut self, other: Found) {
+        self.absorb(other);
+    }
+}
+
+impl Absorb for (Found, Origins) {
+    fn take_in(&mut self, other: (Found, Origins)) {
+        self.0.absorb(other.0);
+        self.1.absorb(other.1);
     }
 }
 
@@ -1157,17 +1608,84 @@ fn constant_offset(expression: gimli::Expression<Slice<'_>>, unit: &Unit<'_>) ->
     }
 }
 
+/// The place that an expression describes, where that is a register, a constant, memory at either, or a sum of
+/// such. `frame` is what frame offsets count from.
+fn in_place(
+    expression: gimli::Expression<Slice<'_>>,
+    unit: &Unit<'_>,
+    frame: Option<Place>,
+) -> Option<Place> {
+    let mut operations = expression.operations(unit.encoding());
+    let mut place: Option<Place> = None;
+    let mut value = false;
+    while let Some(operation) = operations.next().ok()? {
+        if value {
+            return None;
+        }
+        place = Some(match (operation, place) {
+            (gimli::Operation::Register { register }, None) => {
+                value = true;
+                Place::register(Reg::from_dwarf(register.0)?)
+            }
+            (gimli::Operation::RegisterOffset { register, offset, base_type }, None) if base_type.0 == 0 => {
+                Place { base: Base::Register(Reg::from_dwarf(register.0)?), offset, memory: false }
+            }
+            (gimli::Operation::FrameOffset { offset }, None) => {
+                let frame = frame.filter(|frame| !frame.memory)?;
+                Place { offset: frame.offset.checked_add(offset)?, ..frame }
+            }
+            (gimli::Operation::CallFrameCFA, None) => Place { base: Base::Frame, offset: 0, memory: false },
+            (gimli::Operation::UnsignedConstant { value }, None) => {
+                Place { base: Base::Nothing, offset: value as i64, memory: false }
+            }
+            (gimli::Operation::SignedConstant { value }, None) => {
+                Place { base: Base::Nothing, offset: value, memory: false }
+            }
+            (gimli::Operation::PlusConstant { value }, Some(place)) if !place.memory => {
+                Place { offset: place.offset.checked_add(i64::try_from(value).ok()?)?, ..place }
+            }
+            (gimli::Operation::Deref { size: 8, space: false, .. }, Some(place)) if !place.memory => {
+                Place { memory: true, ..place }
+            }
+            (gimli::Operation::StackValue, Some(place)) => {
+                value = true;
+                place
+            }
+            (gimli::Operation::Nop, Some(place)) => place,
+            _ => return None,
+        });
+    }
+    let place = place?;
+    match (value, place.memory) {
+        (true, _) => Some(place),
+        // An address: the value is in memory there.
+        (false, false) => Some(Place { memory: true, ..place }),
+        (false, true) => None,
+    }
+}
+
 fn in_register(expression: gimli::Expression<Slice<'_>>, unit: &Unit<'_>) -> Argument {
     let mut operations = expression.operations(unit.encoding());
     let first = operations.next().ok().flatten();
-    let more = !matches!(operations.next(), Ok(None));
-    match first {
-        Some(gimli::Operation::Register { register }) if !more => {
+    let second = operations.next();
+    match (first, second) {
+        (Some(gimli::Operation::Register { register }), Ok(None)) => {
             Reg::from_dwarf(register.0).map_or(Argument::Elsewhere, Argument::Register)
         }
-        None => Argument::Unknown,
+        // What a register held at the entry; here is the entry.
+        (Some(gimli::Operation::EntryValue { expression }), Ok(Some(gimli::Operation::StackValue)))
+            if matches!(operations.next(), Ok(None)) =>
+        {
+            match in_place(gimli::Expression(expression), unit, None) {
+                Some(Place { base: Base::Register(register), offset: 0, memory: false }) => {
+                    Argument::Register(register)
+                }
+                _ => Argument::Elsewhere,
+            }
+        }
+        (None, _) => Argument::Unknown,
         // Spilled to the frame at -O0: the prologue does that, so at the entry it is in its register.
-        Some(gimli::Operation::FrameOffset { .. }) => Argument::Unknown,
-        Some(_) => Argument::Elsewhere,
+        (Some(gimli::Operation::FrameOffset { .. }), _) => Argument::Unknown,
+        (Some(_), _) => Argument::Elsewhere,
     }
 }

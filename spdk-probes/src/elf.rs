@@ -250,6 +250,14 @@ impl Elf {
         Some(Code { vaddr, bytes: bytes.get(..size).unwrap_or(bytes) })
     }
 
+    /// All machine code of the file.
+    pub(crate) fn all_code(&self) -> impl Iterator<Item = Code<'_>> {
+        self.segments
+            .iter()
+            .filter(|segment| segment.executable)
+            .filter_map(|segment| Some(Code { vaddr: segment.vaddr, bytes: self.bytes_at(segment.vaddr)? }))
+    }
+
     /// Whether the file is a program, not a library: it names a dynamic linker, or has a fixed address.
     pub(crate) fn is_program(&self) -> bool {
         self.file().is_some_and(|file| {
@@ -570,23 +578,39 @@ fn os_path(bytes: &[u8]) -> PathBuf {
 
 /// Decompresses a section of which its header says how long it is.
 fn inflate(kind: elf::CompressionType, packed: &[u8], expected: u64) -> Result<Vec<u8>, String> {
-    if kind != elf::ELFCOMPRESS_ZLIB {
-        return Err(
-            "compressed with other than zlib; run `objcopy --decompress-debug-sections` on the file \
-                    or a copy of it"
-                .to_owned(),
-        );
-    }
-    // More than a thousandfold deflate cannot do: what says so lies, and must not take the memory.
+    // More than a thousandfold deflate cannot do, and zstd does it with nothing that is worth keeping: what says so
+    // lies, and must not take the memory.
     if expected > LARGEST_SECTION || expected / 1032 > packed.len() as u64 {
         return Err(format!("says that its {} bytes decompress to {expected}", packed.len()));
     }
     let limit = usize::try_from(expected).map_err(|error| error.to_string())?;
-    let contents = miniz_oxide::inflate::decompress_to_vec_zlib_with_limit(packed, limit)
-        .map_err(|error| format!("does not decompress: {error}"))?;
+    let contents = match kind {
+        elf::ELFCOMPRESS_ZLIB => miniz_oxide::inflate::decompress_to_vec_zlib_with_limit(packed, limit)
+            .map_err(|error| format!("does not decompress: {error}"))?,
+        elf::ELFCOMPRESS_ZSTD => unpack_zstd(packed, limit)?,
+        _ => {
+            return Err(
+                "compressed with other than zlib and zstd; run `objcopy --decompress-debug-sections` on the file or \
+                 a copy of it"
+                    .to_owned(),
+            );
+        }
+    };
     if contents.len() != limit {
         return Err(format!("decompresses to {} bytes instead of {expected}", contents.len()));
     }
+    Ok(contents)
+}
+
+/// Decompresses one zstd frame, of at most so many bytes.
+fn unpack_zstd(packed: &[u8], limit: usize) -> Result<Vec<u8>, String> {
+    use std::io::Read;
+    let failed = |error: String| format!("does not decompress: {error}");
+    let decoder =
+        ruzstd::decoding::StreamingDecoder::new(packed).map_err(|error| failed(error.to_string()))?;
+    let mut contents = Vec::with_capacity(limit);
+    let most = (limit as u64).saturating_add(1);
+    decoder.take(most).read_to_end(&mut contents).map_err(|error| failed(error.to_string()))?;
     Ok(contents)
 }
 
@@ -601,8 +625,17 @@ fn nul_terminated(bytes: &[u8]) -> Option<&[u8]> {
 ///
 /// None for names that are only a suffix.
 fn base_name(name: &[u8]) -> Option<(&[u8], bool)> {
-    const SUFFIXES: [&[u8]; 7] =
-        [b"isra", b"constprop", b"part", b"lto_priv", b"llvm", b"cold", b"localalias"];
+    const SUFFIXES: [&[u8]; 9] = [
+        b"isra",
+        b"constprop",
+        b"part",
+        b"lto_priv",
+        b"llvm",
+        b"cold",
+        b"localalias",
+        b"specialized",
+        b"__uniq",
+    ];
     // A symbol version, as in `sendmsg@@GLIBC_2.2.5`.
     let name = name.split(|byte| *byte == b'@').next()?;
     let mut base = name.len();
@@ -610,7 +643,8 @@ fn base_name(name: &[u8]) -> Option<(&[u8], bool)> {
     let mut at = 0;
     for part in name.split(|byte| *byte == b'.') {
         // `at` is where the part begins; in front of it is its dot.
-        if at > 0 && (base < name.len() || SUFFIXES.contains(&part)) {
+        let number = !part.is_empty() && part.iter().all(u8::is_ascii_digit);
+        if at > 0 && (base < name.len() || SUFFIXES.contains(&part) || number) {
             base = base.min(at - 1);
             cold |= part == b"cold";
         }
@@ -654,8 +688,10 @@ mod tests {
         assert_eq!(base("f.lto_priv.12"), is("f", false));
         assert_eq!(base("f.llvm.1234567"), is("f", false));
         assert_eq!(base("sendmsg@@GLIBC_2.2.5"), is("sendmsg", false));
-        // A static variable's function-like name is not ours.
-        assert_eq!(base("f.0"), is("f.0", false));
+        // What clang's linker makes of two functions of one name.
+        assert_eq!(base("f.17"), is("f", false));
+        assert_eq!(base("f.specialized.1"), is("f", false));
+        assert_eq!(base("f."), is("f.", false));
         assert_eq!(base("f.constant"), is("f.constant", false));
         assert_eq!(base(".part.0"), None);
         assert_eq!(base(""), None);

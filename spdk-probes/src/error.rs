@@ -111,6 +111,19 @@ pub enum Error {
         places: usize,
     },
 
+    /// The function exists only inside its callers, and a probe can not be had in all of them.
+    #[error("{}: `{name}` has no code of its own: the compiler inlined it at {places} places, and {why}; use the next hook of its boundary", path.display())]
+    InlinedUnseen {
+        /// The file.
+        path: PathBuf,
+        /// The function.
+        name: String,
+        /// How often it was inlined.
+        places: usize,
+        /// Why not there.
+        why: String,
+    },
+
     /// A function's symbol points to where there is no code.
     #[error("{}: `{symbol}` is said to be at {vaddr:#x}, where the file has no code", path.display())]
     NoCode {

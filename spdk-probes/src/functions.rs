@@ -35,8 +35,8 @@ pub(crate) struct Uprobe {
     pub(crate) live: &'static [Reg],
     /// The source file it must come from, where other programs have functions of that name.
     pub(crate) source: Option<&'static str>,
-    /// Whether another part of the rung sees the calls that the compiler inlined.
-    pub(crate) complemented: bool,
+    /// Another part of the rung sees the calls that the compiler inlined into this function.
+    pub(crate) complemented: Option<&'static str>,
 }
 
 /// One thing that a rung needs.
@@ -97,7 +97,7 @@ pub(crate) enum Without {
 }
 
 const fn at_entry(program: &'static str, function: &'static str, live: &'static [Reg]) -> Uprobe {
-    Uprobe { program, function, at: At::Entry, live, source: None, complemented: false }
+    Uprobe { program, function, at: At::Entry, live, source: None, complemented: None }
 }
 
 const fn rung(parts: &'static [Part]) -> Rung {
@@ -127,7 +127,7 @@ const REQUEST_COMPLETE: Part =
     Part::Uprobe(at_entry("request_complete", "spdk_nvmf_request_complete", &[Reg::Rdi]));
 /// Where the bdev layer's callback has it inlined, the probe on the callback sees those.
 const REQUEST_COMPLETE_CALLED: Part = Part::Uprobe(Uprobe {
-    complemented: true,
+    complemented: Some("nvmf_bdev_ctrlr_complete_cmd"),
     ..at_entry("request_complete", "spdk_nvmf_request_complete", &[Reg::Rdi])
 });
 const BDEV_COMPLETE_CMD: Part =
@@ -606,7 +606,7 @@ pub(crate) fn is_of(side: Side, set: &BinarySet) -> bool {
         Side::Target => name.starts_with("nvmf_") || name.starts_with("spdk_nvmf_"),
         Side::Host => name.starts_with("nvme_tcp_"),
     };
-    functions().filter(of_side).any(|name| set.resolve_function(name).is_ok())
+    functions().filter(of_side).any(|name| crate::loader::is_there(set, name).is_ok())
 }
 
 /// The registers whose values at a function's entry some probe on it reads.

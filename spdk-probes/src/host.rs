@@ -80,7 +80,7 @@ impl Host {
 /// What the host's ladders come to on these binaries, as far as a recording needs it.
 fn survey(set: &BinarySet, options: &Options, kernel: &Kernel) -> Result<Survey, Error> {
     // The one function that no host lacks says best what is wrong with a program that is none.
-    set.resolve_function("nvme_tcp_req_complete").map_err(|error| wrong_program(set, error))?;
+    loader::is_there(set, "nvme_tcp_req_complete").map_err(|error| wrong_program(set, error))?;
     let survey = Survey::of(set, Side::Host, options, kernel, false);
     survey.essential(set.name())?;
     Ok(survey)
@@ -89,7 +89,7 @@ fn survey(set: &BinarySet, options: &Options, kernel: &Kernel) -> Result<Survey,
 /// The same with every rung tried, and with what would keep a recording from starting.
 pub(crate) fn whole_survey(set: &BinarySet, options: &Options, kernel: &Kernel) -> Result<Survey, Error> {
     if !functions::is_of(Side::Host, set)
-        && let Err(error) = set.resolve_function("nvme_tcp_req_complete")
+        && let Err(error) = loader::is_there(set, "nvme_tcp_req_complete")
     {
         return Err(wrong_program(set, error));
     }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::dwarf::Argument;
 use crate::functions;
+use crate::inlined::InlinedSite;
 use crate::resolve::{Binary, BinarySet, Function, Member, hex};
 
 /// The format's name; another number means that older readers cannot read it.
@@ -30,6 +31,9 @@ pub struct Layout {
     functions: BTreeMap<String, Function>,
     /// Where functions were inlined; a function that is not in here was not asked for.
     inlined: BTreeMap<String, Vec<u64>>,
+    /// More of those places, and how many of them have no code left.
+    #[serde(default)]
+    places: BTreeMap<String, (Vec<InlinedSite>, usize)>,
     members: BTreeMap<String, Member>,
     enumerators: BTreeMap<String, BTreeMap<String, i64>>,
     /// Where the arguments of each copy of a function are at its entry, by its address.
@@ -60,6 +64,7 @@ impl Layout {
             version: binary.version().map(|version| version.text),
             functions: BTreeMap::new(),
             inlined: BTreeMap::new(),
+            places: BTreeMap::new(),
             members: BTreeMap::new(),
             enumerators: BTreeMap::new(),
             arguments: BTreeMap::new(),
@@ -81,6 +86,7 @@ impl Layout {
             }
             if let Ok(places) = binary.inlined_copies(name) {
                 layout.inlined.insert(name.to_owned(), places);
+                layout.places.insert(name.to_owned(), binary.places_for_layout(name));
             }
         }
         for path in functions::members() {
@@ -222,6 +228,19 @@ impl Layout {
 
     pub(crate) fn inlined(&self, name: &str) -> Option<&[u64]> {
         self.inlined.get(name).map(Vec::as_slice)
+    }
+
+    /// Where a function was inlined: how often, where, and at how many places nothing is left.
+    pub(crate) fn places(&self, name: &str) -> Option<(usize, &[InlinedSite], usize)> {
+        match self.places.get(name) {
+            Some((sites, vanished)) => Some((sites.len() + vanished, sites, *vanished)),
+            None => self.inlined.get(name).map(|places| (places.len(), [].as_slice(), 0)),
+        }
+    }
+
+    /// Where any function was inlined.
+    pub(crate) fn inlined_entries(&self) -> impl Iterator<Item = u64> {
+        self.places.values().flat_map(|(sites, _)| sites).map(|site| site.entry)
     }
 
     pub(crate) fn arguments(&self, name: &str, entry: u64) -> Option<&[Argument]> {

@@ -11,6 +11,7 @@ mod elf;
 mod error;
 pub mod functions;
 mod host;
+mod inlined;
 mod layout;
 mod libraries;
 mod loader;
@@ -35,6 +36,7 @@ use run_format::Side;
 pub use compare::{BoundaryChange, Change, Comparison, Taken, Verdict, Weight, What};
 pub use error::Error;
 pub use host::Host;
+pub use inlined::{Base, Place};
 pub use layout::Layout;
 pub use offer::{
     Build, CopyOffer, Cost, EventOffer, FileOffer, FunctionOffer, Instruction, Offer, PerCommand, PerKind,

@@ -621,6 +621,14 @@ impl Recorder {
     }
 }
 
+/// Whether a program has this function, in whatever form: an inlined one has no code of its own.
+pub(crate) fn is_there(set: &BinarySet, function: &str) -> Result<(), Error> {
+    match set.resolve_function(function) {
+        Ok(_) | Err(Error::OnlyInlined { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 /// Checks what can be checked before anything is loaded.
 pub(crate) fn check(process: &Process) -> Result<(), Error> {
     process::check_rights()?;

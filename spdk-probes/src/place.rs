@@ -289,13 +289,15 @@ pub(crate) struct Spot {
 }
 
 /// The cheapest instruction that every call of the function passes once, with the `live` registers
-/// as the caller left them. `cold` are the function's parts elsewhere: their branches count too.
+/// as the caller left them. `cold` are the function's parts elsewhere: their branches count too. `stops` are
+/// addresses where other probes stand for something that comes later.
 ///
 /// None where the function's bytes are no instructions.
 pub(crate) fn best_spot(
     function: Code<'_>,
     cold: &[Code<'_>],
     live: &[Reg],
+    stops: &[u64],
     emulation: Emulation,
 ) -> Option<Spot> {
     let entry = function.vaddr;
@@ -304,6 +306,7 @@ pub(crate) fn best_spot(
         std::iter::once(&function)
             .chain(cold)
             .flat_map(|code| branch_targets(*code))
+            .chain(stops.iter().copied())
             .map(|target| target.wrapping_sub(entry))
             .filter(|offset| *offset > 0 && *offset < function.bytes.len() as u64)
             .min()
@@ -338,7 +341,7 @@ pub(crate) fn best_spot(
             break;
         }
         if offset >= limit {
-            end = "a loop begins";
+            end = "a loop or another hook's place begins";
             break;
         }
         let class = emulation.class(&instruction, function.slice(&instruction));
@@ -455,6 +458,116 @@ fn branch_targets(code: Code<'_>) -> Vec<u64> {
 
 fn is_near_branch(instruction: &Instruction) -> bool {
     matches!(instruction.op0_kind(), OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64)
+}
+
+/// Where an instruction leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Flow {
+    pub(crate) at: u64,
+    /// The address behind it.
+    pub(crate) end: u64,
+    /// What it jumps to, where it says so itself; calls come back and do not count.
+    pub(crate) target: Option<u64>,
+    pub(crate) falls_through: bool,
+    /// It jumps to where a table or register says.
+    pub(crate) table: bool,
+    /// It fills up a gap.
+    pub(crate) padding: bool,
+    /// It does something that can be seen from outside the function: it branches, calls, or writes to memory other
+    /// than the function's own on the stack.
+    pub(crate) effect: bool,
+}
+
+/// The instructions of all pieces, in order of address.
+pub(crate) fn flows(pieces: &[Code<'_>]) -> Vec<Flow> {
+    let mut flows = Vec::new();
+    let mut info = InstructionInfoFactory::new();
+    let mut instruction = Instruction::default();
+    for code in pieces {
+        let mut decoder = code.decoder();
+        while decoder.can_decode() {
+            decoder.decode_out(&mut instruction);
+            if instruction.is_invalid() {
+                continue;
+            }
+            let control = instruction.flow_control();
+            let target = matches!(
+                control,
+                FlowControl::UnconditionalBranch
+                    | FlowControl::ConditionalBranch
+                    | FlowControl::XbeginXabortXend
+            ) && is_near_branch(&instruction);
+            flows.push(Flow {
+                at: instruction.ip(),
+                end: instruction.next_ip(),
+                target: target.then(|| instruction.near_branch_target()),
+                falls_through: !matches!(
+                    control,
+                    FlowControl::UnconditionalBranch
+                        | FlowControl::IndirectBranch
+                        | FlowControl::Return
+                        | FlowControl::Exception
+                ),
+                table: control == FlowControl::IndirectBranch && !instruction.is_ip_rel_memory_operand(),
+                padding: matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3),
+                effect: control != FlowControl::Next
+                    || info.info(&instruction).used_memory().iter().any(|memory| {
+                        memory.base() != Register::RSP
+                            && !matches!(
+                                memory.access(),
+                                OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess
+                            )
+                    }),
+            });
+        }
+    }
+    flows.sort_by_key(|flow| flow.at);
+    flows.dedup_by_key(|flow| flow.at);
+    flows
+}
+
+/// The instructions that are passed exactly as often as the one at `start`: from there to the first branch, and
+/// not beyond an instruction that some branch leads to, nor one of `stops`. Each with what a probe on it costs; the cheapest and
+/// nearest is the best.
+pub(crate) fn straight_line(
+    pieces: &[Code<'_>],
+    start: u64,
+    stops: &[u64],
+    emulation: Emulation,
+) -> Vec<Spot> {
+    let Some(code) = pieces.iter().find(|code| code.contains(start)) else {
+        return Vec::new();
+    };
+    let behind = usize::try_from(start.wrapping_sub(code.vaddr)).unwrap_or(usize::MAX);
+    let here = Code { vaddr: start, bytes: code.bytes.get(behind..).unwrap_or_default() };
+    let limit = pieces
+        .iter()
+        .flat_map(|code| branch_targets(*code))
+        .chain(stops.iter().copied())
+        .map(|target| target.wrapping_sub(start))
+        .filter(|offset| *offset > 0)
+        .min()
+        .unwrap_or(u64::MAX)
+        .min(WINDOW);
+    let mut decoder = here.decoder();
+    let mut instruction = Instruction::default();
+    let mut spots = Vec::new();
+    while decoder.can_decode() {
+        decoder.decode_out(&mut instruction);
+        if instruction.is_invalid() || instruction.ip().wrapping_sub(start) >= limit {
+            break;
+        }
+        spots.push(Spot {
+            vaddr: instruction.ip(),
+            instruction: text(&instruction),
+            class: emulation.class(&instruction, here.slice(&instruction)),
+            why: String::new(),
+        });
+        if instruction.flow_control() != FlowControl::Next {
+            break;
+        }
+    }
+    spots
 }
 
 /// A call, or a jump that ends the function by calling another.
@@ -637,7 +750,7 @@ mod tests {
     }
 
     fn spot(bytes: &[u8], live: &[Reg]) -> (u64, Class) {
-        let found = best_spot(Code { vaddr: 0x1000, bytes }, &[], live, OLD);
+        let found = best_spot(Code { vaddr: 0x1000, bytes }, &[], live, &[], OLD);
         found.map_or((u64::MAX, Class::SingleStep), |spot| (spot.vaddr - 0x1000, spot.class))
     }
 
@@ -660,8 +773,8 @@ mod tests {
         assert_eq!(spot(&[0xf3, 0x0f, 0x1e, 0xfa, 0x53, 0x5b, 0xeb, 0xfc], &[]), (0, Class::SingleStep));
         // Nothing but endbr64.
         assert_eq!(spot(&[0xf3, 0x0f, 0x1e, 0xfa], &[]), (0, Class::SingleStep));
-        assert_eq!(best_spot(Code { vaddr: 0, bytes: &[] }, &[], &[], OLD), None);
-        assert_eq!(best_spot(Code { vaddr: 0, bytes: &[0x06] }, &[], &[], OLD), None);
+        assert_eq!(best_spot(Code { vaddr: 0, bytes: &[] }, &[], &[], &[], OLD), None);
+        assert_eq!(best_spot(Code { vaddr: 0, bytes: &[0x06] }, &[], &[], &[], OLD), None);
     }
 
     #[test]
@@ -670,8 +783,20 @@ mod tests {
         let function = Code { vaddr: 0x1000, bytes: &[0x48, 0x89, 0xf8, 0x53, 0xc3] };
         let cold = Code { vaddr: 0x2000, bytes: &[0xe9, 0xfe, 0xef, 0xff, 0xff] };
         assert_eq!(branch_targets(cold), [0x1003]);
-        let found = best_spot(function, &[cold], &[], OLD).unwrap();
+        let found = best_spot(function, &[cold], &[], &[], OLD).unwrap();
         assert_eq!((found.vaddr, found.class), (0x1000, Class::SingleStep));
+    }
+
+    #[test]
+    fn a_probe_does_not_lie_behind_another_hook() {
+        // mov rax,[rdi]; push rbx; ...: the push is cheap, but another function begins there.
+        let bytes = [0x48, 0x8b, 0x07, 0x53, 0x5b, 0xc3];
+        let function = Code { vaddr: 0x1000, bytes: &bytes };
+        assert_eq!(best_spot(function, &[], &[], &[], OLD).unwrap().vaddr, 0x1003);
+        assert_eq!(best_spot(function, &[], &[], &[0x1003], OLD).unwrap().vaddr, 0x1000);
+        assert_eq!(best_spot(function, &[], &[], &[0x1000, 0x2000], OLD).unwrap().vaddr, 0x1003);
+        let line = |stops: &[u64]| straight_line(&[function], 0x1000, stops, OLD).len();
+        assert_eq!((line(&[]), line(&[0x1003]), line(&[0x1000])), (4, 1, 4));
     }
 
     #[test]
@@ -695,7 +820,7 @@ mod tests {
         ) {
             let code = Code { vaddr, bytes: &bytes };
             let emulation = Emulation { long_nops };
-            if let Some(spot) = best_spot(code, &[code], &live, emulation) {
+            if let Some(spot) = best_spot(code, &[code], &live, &[], emulation) {
                 let offset = spot.vaddr.wrapping_sub(vaddr);
                 prop_assert!(offset < WINDOW && offset < bytes.len() as u64);
                 prop_assert!(!spot.instruction.is_empty() && !spot.why.is_empty());

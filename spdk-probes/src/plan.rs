@@ -11,9 +11,10 @@ use libbpf_rs::libbpf_sys;
 use run_format::{Boundary, Hook, Lack, Ladder, Side, Spot};
 
 use crate::functions::{self, Argument, At, Part, Rung, Uprobe, Way, Without};
+use crate::inlined::{Base, Place};
 use crate::loader::kernel_version;
 use crate::place::{Class, Reg};
-use crate::resolve::{BinarySet, Function, Site};
+use crate::resolve::{BinarySet, Coverage, Function, READABLE, Site};
 use crate::usdt::{UsdtArg, UsdtPlace, UsdtSite};
 use crate::{Error, Options, messages};
 
@@ -366,7 +367,11 @@ impl Survey {
     pub(crate) fn uprobes(&self) -> Vec<(&'static str, Vec<Placed>)> {
         let mut all: Vec<(&'static str, Vec<Placed>)> = Vec::new();
         for uprobe in self.chosen_uprobes() {
-            let placed = uprobe.sites.iter().map(|site| Placed { site: site.clone(), cookie: 0 }).collect();
+            let placed = uprobe
+                .sites
+                .iter()
+                .map(|site| Placed { site: site.clone(), cookie: cookie_of(&site.arguments) })
+                .collect();
             all.push((uprobe.wanted.program, placed));
         }
         all.extend(self.event_uprobes.iter().cloned());
@@ -460,11 +465,9 @@ impl Prober<'_> {
         for part in rung.parts {
             match part {
                 Part::Uprobe(uprobe) => match self.uprobe(uprobe) {
-                    Ok(sites) => {
-                        if let Some(gap) = self.gap(uprobe, &sites) {
-                            whole = false;
-                            notes.push(gap);
-                        }
+                    Ok(Coverage { sites, gap, .. }) => {
+                        whole &= gap.is_none();
+                        notes.extend(gap);
                         names.push(name_of(uprobe, &sites));
                         uprobes.push(PlacedUprobe { wanted: *uprobe, sites });
                     }
@@ -478,8 +481,7 @@ impl Prober<'_> {
                     let mut found: Option<(&Uprobe, Vec<Site>, Option<String>)> = None;
                     for uprobe in *alternatives {
                         match self.first_of(uprobe) {
-                            Ok(sites) => {
-                                let gap = self.gap(uprobe, &sites);
+                            Ok(Coverage { sites, gap, .. }) => {
                                 let whole = gap.is_none();
                                 if whole || found.is_none() {
                                     found = Some((uprobe, sites, gap));
@@ -567,29 +569,8 @@ impl Prober<'_> {
         }
     }
 
-    /// Which of the function's calls a uprobe does not see, in words.
-    fn gap(&self, uprobe: &Uprobe, sites: &[Site]) -> Option<String> {
-        // Where calls are probed, the probe is in the caller's code, wherever that was put.
-        if uprobe.complemented || matches!(uprobe.at, At::CallsIn(_)) {
-            return None;
-        }
-        let function = uprobe.function;
-        // Where there is no debug information to tell, the function is taken to be what its symbol says.
-        let inlined = self.set.inlined_copies(function).map_or(0, |places| places.len());
-        if inlined > 0 {
-            let places = if inlined == 1 { "a place".to_owned() } else { format!("{inlined} places") };
-            return Some(format!("`{function}` was also inlined at {places}, where a probe does not see it"));
-        }
-        sites.iter().any(|site| site.symbol.split('.').any(|part| part == "part")).then(|| {
-            format!(
-                "the beginning of `{function}` was inlined into its callers: a probe sees only calls that did \
-                 not return at once"
-            )
-        })
-    }
-
     /// A uprobe of several that would do. Those on system calls know a connection by its descriptor.
-    fn first_of(&self, uprobe: &Uprobe) -> Result<Vec<Site>, (Lack, String)> {
+    fn first_of(&self, uprobe: &Uprobe) -> Result<Coverage, (Lack, String)> {
         if uprobe.program == "flush_call" {
             self.allowed(Avoid::SystemCallUprobes)?;
             self.descriptor()?;
@@ -622,58 +603,55 @@ impl Prober<'_> {
                         Argument::Usdt(_) => None,
                     })
                     .collect();
-                let sites = self
-                    .set
-                    .resolve_function(name)
-                    .and_then(|function| self.set.place(&function, &live))
-                    .map_err(|error| error.to_string())?;
-                (sites.into_iter().map(|site| (site, Vec::new())).collect(), arguments)
+                let covered = self.set.coverage(name, &live, None).map_err(|error| error.to_string())?;
+                (covered.sites.into_iter().map(|site| (site, Vec::new())).collect(), arguments)
             }
         };
         sites
             .into_iter()
             .map(|(site, usdt)| {
                 let mut cookie = 0;
+                // A function's site has its arguments in the order in which they were asked for.
+                let mut of_function = site.arguments.iter();
                 for (which, argument) in arguments.iter().enumerate() {
                     let packed = match argument {
-                        Argument::Register(register) => {
-                            pack(messages::SPDK_ARGUMENT_REGISTER, Some(*register), 0)
-                        }
-                        Argument::Member(register, member) => {
+                        Argument::Register(_) => of_function.next().and_then(|place| pack_place(*place, 0)),
+                        Argument::Member(_, member) => {
                             let member = self.set.offset(member).map_err(|error| error.to_string())?;
-                            pack(messages::SPDK_ARGUMENT_REGISTER, Some(*register), member.offset as i64)
+                            of_function.next().and_then(|place| pack_place(*place, member.offset as i64))
                         }
                         Argument::Usdt(number) => usdt.get(*number).and_then(|arg| pack_usdt(arg.as_ref()?)),
                     };
                     let packed = packed.ok_or_else(|| {
                         format!("argument {which} of {} is in no place that can be read", way.name())
                     })?;
-                    cookie |= u64::from(packed) << (32 * which);
+                    cookie |= u64::from(packed) << (messages::SPDK_ARGUMENT_BITS as usize * which);
                 }
                 Ok(Placed { site, cookie })
             })
             .collect()
     }
 
-    fn uprobe(&self, uprobe: &Uprobe) -> Result<Vec<Site>, Error> {
-        match uprobe.at {
+    /// Where the uprobe goes, and which calls it does not see there.
+    fn uprobe(&self, uprobe: &Uprobe) -> Result<Coverage, Error> {
+        let covered = match uprobe.at {
             At::Entry | At::EmulatedEntry => {
-                let function = self.set.resolve_function(uprobe.function)?;
-                let function = from_source(function, uprobe.source);
-                let sites = self.set.place(&function, uprobe.live)?;
-                match sites.iter().find(|site| site.class == Class::SingleStep) {
-                    Some(site) if uprobe.at == At::EmulatedEntry => Err(Error::SingleStepped {
-                        symbol: site.symbol.clone(),
-                        instruction: site.instruction.clone(),
-                    }),
-                    _ => Ok(sites),
+                let covered = self.set.coverage(uprobe.function, uprobe.live, uprobe.source)?;
+                match covered.sites.iter().find(|site| site.class == Class::SingleStep) {
+                    Some(site) if uprobe.at == At::EmulatedEntry => {
+                        return Err(Error::SingleStepped {
+                            symbol: site.symbol.clone(),
+                            instruction: site.instruction.clone(),
+                        });
+                    }
+                    _ => covered,
                 }
             }
-            At::CallsIn(caller) => {
-                let function = self.set.resolve_function(caller)?;
-                self.set.call_sites(&function, uprobe.function)
-            }
-        }
+            At::CallsIn(caller) => self.set.calls_covered(caller, uprobe.function, uprobe.live)?,
+        };
+        let seen = |caller: &String| Some(caller.as_str()) == uprobe.complemented;
+        let complete = !covered.unseen_in.is_empty() && covered.unseen_in.iter().all(seen);
+        Ok(Coverage { gap: covered.gap.filter(|_| !complete), ..covered })
     }
 }
 
@@ -687,9 +665,34 @@ type UsdtPlaced = (Site, Vec<Option<UsdtArg>>);
 
 /// Packs an argument's place as `argument()` in bpf/spdk.bpf.h takes it; none where it does not fit.
 fn pack(how: u32, register: Option<Reg>, displacement: i64) -> Option<u32> {
-    let displacement = i32::try_from(displacement).ok().filter(|d| (-(1 << 24)..1 << 24).contains(d))?;
+    let displacement = i32::try_from(displacement).ok().filter(|d| READABLE.contains(&i64::from(*d)))?;
     let register = register.map_or(Some(0), pt_regs_index)?;
-    Some(how | register << 2 | (displacement << 7) as u32)
+    let mask = (1 << messages::SPDK_ARGUMENT_BITS) - 1;
+    Some((how | register << 2 | (displacement << 7) as u32) & mask)
+}
+
+/// Packs an argument's place, with what is to be added to the argument.
+fn pack_place(place: Place, more: i64) -> Option<u32> {
+    match (place.base, place.memory) {
+        (Base::Register(register), false) => {
+            pack(messages::SPDK_ARGUMENT_REGISTER, Some(register), place.offset.checked_add(more)?)
+        }
+        (Base::Register(register), true) if more == 0 => {
+            pack(messages::SPDK_ARGUMENT_MEMORY, Some(register), place.offset)
+        }
+        (Base::Nothing, false) => {
+            pack(messages::SPDK_ARGUMENT_CONSTANT, None, place.offset.checked_add(more)?)
+        }
+        _ => None,
+    }
+}
+
+/// What a program is told at a site: where its arguments are. A place that does not fit was never chosen.
+fn cookie_of(arguments: &[Place]) -> u64 {
+    arguments.iter().enumerate().fold(0, |cookie, (which, place)| {
+        let packed = pack_place(*place, 0).unwrap_or(0);
+        cookie | u64::from(packed) << (messages::SPDK_ARGUMENT_BITS as usize * which)
+    })
 }
 
 fn pack_usdt(argument: &UsdtArg) -> Option<u32> {
@@ -741,6 +744,8 @@ fn usdt_site(usdt: UsdtSite) -> UsdtPlaced {
         class,
         estimated_ns: class.estimated_ns(),
         why: "USDT probe".to_owned(),
+        inlined: None,
+        arguments: Vec::new(),
     };
     (site, usdt.args)
 }
@@ -764,6 +769,9 @@ fn name_of(uprobe: &Uprobe, sites: &[Site]) -> String {
     };
     let more = if sites.len() > 1 { format!(" and {} more", sites.len() - 1) } else { String::new() };
     match uprobe.at {
+        _ if site.inlined.is_some() => {
+            format!("uprobe {}{at} ({} inlined){more}", site.symbol, uprobe.function)
+        }
         At::Entry | At::EmulatedEntry => format!("uprobe {}{at}{more}", site.symbol),
         At::CallsIn(_) => format!("uprobe {}{at} ({}){more}", site.symbol, site.instruction),
     }

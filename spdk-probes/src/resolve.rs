@@ -4,6 +4,8 @@
 //! Nothing here touches a process's memory or attaches anything, and nothing is guessed: what a file
 //! does not say is an error that names the way out.
 
+mod coverage;
+
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -11,12 +13,15 @@ use std::sync::{Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::dwarf::{self, Argument, Found, Kind, Structure, Wanted};
+use crate::dwarf::{self, Argument, Beside, Found, Kind, Structure, Wanted};
 use crate::elf::{Elf, Symbol};
 use crate::functions;
+use crate::inlined::Place;
 use crate::layout::Layout;
 use crate::place::{self, CallSite, Class, Code, Destination, Emulation, Reg};
 use crate::usdt::{self, UsdtSite};
+
+pub(crate) use coverage::{Coverage, READABLE};
 
 /// A function, with every copy that the compiler made of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +52,12 @@ pub struct FunctionCopy {
 impl FunctionCopy {
     /// Whether the compiler may have changed this copy's arguments.
     fn is_clone(&self) -> bool {
-        self.symbol.split('.').any(|part| matches!(part, "isra" | "constprop" | "part"))
+        self.symbol.split('.').any(|part| matches!(part, "isra" | "constprop" | "part" | "specialized"))
+    }
+
+    /// Whether the beginning of the function is elsewhere.
+    fn is_part(&self) -> bool {
+        self.symbol.split('.').skip(1).any(|part| part == "part")
     }
 }
 
@@ -72,6 +82,10 @@ pub struct Site {
     pub estimated_ns: u32,
     /// Why here.
     pub why: String,
+    /// The function that was inlined here, where it is another one than that of the symbol.
+    pub inlined: Option<String>,
+    /// Where the arguments that were asked for are when the probe is hit, in the order of asking.
+    pub arguments: Vec<Place>,
 }
 
 /// Where a member is.
@@ -130,6 +144,11 @@ pub struct Binary {
     debug: Option<Elf>,
     /// What dwz moved out of the debug information.
     alternate: Option<Elf>,
+    /// That file's name, where it is needed and not there.
+    alternate_missing: Option<PathBuf>,
+    /// Its path as the process that runs it sees it, and that process's root directory.
+    known_as: PathBuf,
+    root: Option<PathBuf>,
     layout: Option<Layout>,
     cache: Mutex<Cache>,
 }
@@ -165,12 +184,40 @@ impl Binary {
     fn with_elf(elf: Elf, path: &Path, root: Option<&Path>) -> Binary {
         let debug =
             if elf.has_symbols() && elf.has_dwarf() { None } else { find_debug_file(&elf, path, root) };
-        let dwarf = debug.as_ref().unwrap_or(&elf);
-        let alternate = dwarf.alternate_link().and_then(|(name, _)| {
-            let path = dwarf.path().parent()?.join(name);
-            Elf::open_debug(&path).ok()
+        let mut binary = Binary {
+            elf,
+            debug,
+            alternate: None,
+            alternate_missing: None,
+            known_as: path.to_owned(),
+            root: root.map(Path::to_owned),
+            layout: None,
+            cache: Mutex::default(),
+        };
+        binary.find_alternate();
+        binary
+    }
+
+    /// Opens the file that dwz moved shared debug information to, where the debug information names one.
+    fn find_alternate(&mut self) {
+        (self.alternate, self.alternate_missing) = (None, None);
+        let dwarf = self.debug.as_ref().unwrap_or(&self.elf);
+        let Some((name, id)) = dwarf.alternate_link() else { return };
+        let root = self.root.as_deref();
+        let by_name = |folder: Option<&Path>| Some(folder?.join(&name));
+        let mut candidates: Vec<PathBuf> = Vec::new();
+        candidates.extend(by_name(dwarf.path().parent()));
+        candidates.extend(by_name(self.known_as.parent()).map(|path| inside(root, &path)));
+        candidates.extend(build_id_path(&id).map(|path| inside(root, &path)));
+        candidates.extend(build_id_path(&id));
+        self.alternate = candidates.iter().find_map(|path| {
+            let found = Elf::open_debug(path).ok()?;
+            // Of another build it would tell nonsense.
+            (found.build_id() == Some(id.as_slice())).then_some(found)
         });
-        Binary { elf, debug, alternate, layout: None, cache: Mutex::default() }
+        if self.alternate.is_none() {
+            self.alternate_missing = Some(name);
+        }
     }
 
     /// Uses this debug file, whatever is installed. It must be of the same build.
@@ -188,6 +235,7 @@ impl Binary {
         }
         self.debug = Some(debug);
         self.cache = Mutex::default();
+        self.find_alternate();
         Ok(())
     }
 
@@ -286,6 +334,12 @@ impl Binary {
             }
             return Ok(function);
         }
+        let only_inlined =
+            |places| Err(Error::OnlyInlined { path: self.path().to_owned(), name: name.to_owned(), places });
+        let of_layout = self.layout.as_ref().and_then(|layout| layout.places(name));
+        if let Some((places @ 1.., ..)) = of_layout {
+            return only_inlined(places);
+        }
         if !self.has_symbols() {
             return Err(Error::Stripped {
                 path: self.path().to_owned(),
@@ -295,7 +349,7 @@ impl Binary {
         }
         let places = self.inlined_copies(name).map_or(0, |places| places.len());
         if places > 0 {
-            return Err(Error::OnlyInlined { path: self.path().to_owned(), name: name.to_owned(), places });
+            return only_inlined(places);
         }
         Err(Error::NoFunction {
             path: self.path().to_owned(),
@@ -347,15 +401,18 @@ impl Binary {
         live: &[Reg],
         emulation: Emulation,
     ) -> Result<Vec<Site>, Error> {
+        let stops = self.inlined_entries();
         self.own_copies(function)
             .map(|copy| {
-                self.check_arguments(&function.name, copy, live)?;
+                let arguments = self.arguments_at_entry(&function.name, copy, live)?;
+                let held: Vec<Reg> = arguments.iter().filter_map(|place| place.depends_on()).collect();
                 let code = self.code(&copy.symbol, copy.vaddr, copy.size)?;
                 let cold: Vec<Code<'_>> =
                     copy.cold.iter().filter_map(|(vaddr, size)| self.elf.code(*vaddr, *size)).collect();
-                let spot = place::best_spot(code, &cold, live, emulation)
+                let spot = place::best_spot(code, &cold, &held, &stops, emulation)
                     .ok_or_else(|| self.no_code(&copy.symbol, copy.vaddr))?;
-                self.site(copy, spot.vaddr, spot.instruction, spot.class, spot.why)
+                let site = self.site(copy, spot.vaddr, spot.instruction, spot.class, spot.why)?;
+                Ok(Site { arguments, ..site })
             })
             .collect()
     }
@@ -390,34 +447,9 @@ impl Binary {
             class,
             estimated_ns: class.estimated_ns(),
             why,
+            inlined: None,
+            arguments: Vec::new(),
         })
-    }
-
-    /// Says no where the debug information knows that an argument is not where it should be.
-    fn check_arguments(&self, name: &str, copy: &FunctionCopy, live: &[Reg]) -> Result<(), Error> {
-        let Some(arguments) = self.arguments(name, copy) else {
-            // Nothing is known: without debug information, the calling convention is what there is.
-            return Ok(());
-        };
-        for (number, register) in Reg::ARGUMENTS.iter().enumerate() {
-            if !live.contains(register) {
-                continue;
-            }
-            let place = match arguments.get(number) {
-                Some(Argument::Register(found)) if found == register => continue,
-                Some(Argument::Register(found)) => format!("in {found} instead of {register}"),
-                Some(Argument::Elsewhere) => format!("not in {register}"),
-                Some(Argument::Unknown) if copy.is_clone() => "no longer".to_owned(),
-                Some(Argument::Unknown) | None => continue,
-            };
-            return Err(Error::MovedArgument {
-                path: self.path().to_owned(),
-                symbol: copy.symbol.clone(),
-                argument: number,
-                place,
-            });
-        }
-        Ok(())
     }
 
     /// Where the arguments of a copy are at its entry; none where nothing tells.
@@ -488,6 +520,19 @@ impl Binary {
         callee: &str,
         emulation: Emulation,
     ) -> Result<Vec<Site>, Error> {
+        self.calls_in(function, &[], callee, &[], emulation)
+    }
+
+    /// The calls of `callee` in all copies of a function, and in these pieces of others' code. At a call, the
+    /// arguments are where the calling convention has them.
+    fn calls_in(
+        &self,
+        function: &Function,
+        pieces: &[(String, (u64, u64))],
+        callee: &str,
+        live: &[Reg],
+        emulation: Emulation,
+    ) -> Result<Vec<Site>, Error> {
         let slots = self.elf.import_slots(callee);
         let in_layout = self.layout.as_ref().and_then(|layout| layout.function(callee));
         let targets: Vec<u64> = self
@@ -500,17 +545,27 @@ impl Binary {
             Destination::Code(target) => targets.contains(&target) || self.elf.is_stub(target, &slots),
             Destination::Slot(slot) => slots.contains(&slot),
         };
-        let mut sites = Vec::new();
-        for copy in self.own_copies(function) {
+        let elsewhere = pieces.iter().map(|(symbol, (begin, end))| FunctionCopy {
+            binary: self.path().to_owned(),
+            symbol: symbol.clone(),
+            vaddr: *begin,
+            size: end.saturating_sub(*begin),
+            source: None,
+            cold: Vec::new(),
+        });
+        let mut sites: Vec<Site> = Vec::new();
+        for copy in self.own_copies(function).cloned().chain(elsewhere) {
             let whole = self.code(&copy.symbol, copy.vaddr, copy.size)?;
             let cold = copy.cold.iter().filter_map(|(vaddr, size)| self.elf.code(*vaddr, *size));
             for code in std::iter::once(whole).chain(cold) {
                 for call in place::calls(code, emulation) {
-                    if leads_there(&call) {
+                    if leads_there(&call) && !sites.iter().any(|site| site.vaddr == call.vaddr) {
                         let why = format!("calls {callee}");
                         let word = call.instruction.split(' ').next().unwrap_or_default();
                         let instruction = format!("{word} {callee}");
-                        sites.push(self.site(copy, call.vaddr, instruction, call.class, why)?);
+                        let site = self.site(&copy, call.vaddr, instruction, call.class, why)?;
+                        let arguments = live.iter().map(|register| Place::register(*register)).collect();
+                        sites.push(Site { arguments, ..site });
                     }
                 }
             }
@@ -532,7 +587,9 @@ impl Binary {
             return Ok(places.to_vec());
         }
         self.with_found(Wanted { functions: vec![name.to_owned()], ..Wanted::default() }, |found| {
-            found.functions.get(name).map_or_else(Vec::new, |facts| facts.inlined.clone())
+            let inlined = found.functions.get(name).map_or(&[][..], |facts| &facts.inlined);
+            // What the linker dropped is left at address 0 or thereabouts.
+            inlined.iter().copied().filter(|at| self.elf.code(*at, 1).is_some()).collect()
         })
     }
 
@@ -739,6 +796,29 @@ impl Binary {
                 debug_file: self.debug_file_hint(),
             };
         }
+        if let Some((first, count)) = &found.other_split {
+            return Error::NoDebugInformation {
+                path: self.path().to_owned(),
+                wanted: name.to_owned(),
+                reason: format!(
+                    "its debug information is split off into files of which {count} belong to another build, {} \
+                     for one",
+                    first.display()
+                ),
+                debug_file: self.debug_file_hint(),
+            };
+        }
+        if let Some(missing) = &self.alternate_missing {
+            return Error::NoDebugInformation {
+                path: self.path().to_owned(),
+                wanted: name.to_owned(),
+                reason: format!(
+                    "part of its debug information is in {} (made by dwz), which is missing or of another build",
+                    missing.display()
+                ),
+                debug_file: self.debug_file_hint(),
+            };
+        }
         if let Some((why, count)) = &found.damaged {
             return Error::Malformed {
                 path: self.dwarf_file().map_or(self.path(), Elf::path).to_owned(),
@@ -799,16 +879,26 @@ impl Binary {
                 enumerations: fresh(&mut cache.enumerations, wanted.enumerations, table.enumerations),
                 functions: fresh(&mut cache.functions, wanted.functions, table.functions),
             };
-            let mut found = dwarf::scan(elf, self.alternate.as_ref(), self.path(), &wanted)?;
+            let mut found = dwarf::scan(elf, self.alternate.as_ref(), &self.beside(), &wanted)?;
             if !cache.found.functions.is_empty() || cache.found.units > 0 {
                 // The units were counted by the first pass.
                 found.units = 0;
                 found.damaged = None;
                 found.missing_split = None;
+                found.other_split = None;
             }
             cache.found.absorb(found);
         }
         Ok(answer(&cache.found))
+    }
+
+    /// Where the parts of split debug information are looked for.
+    fn beside(&self) -> Beside {
+        let mut files = vec![inside(self.root.as_deref(), &self.known_as), self.path().to_owned()];
+        files.extend(self.debug.as_ref().map(|debug| debug.path().to_owned()));
+        files.push(self.known_as.clone());
+        files.dedup();
+        Beside { files, root: self.root.clone() }
     }
 
     /// Where a debug file for this build would be looked for.
@@ -1025,7 +1115,10 @@ impl BinarySet {
 fn keep_better(kept: &mut Option<Error>, error: Error) {
     let weight = |error: &Error| match error {
         Error::Ambiguous { .. } => 5,
-        Error::OnlyInlined { .. } | Error::NoMember { .. } | Error::NotInside { .. } => 4,
+        Error::OnlyInlined { .. }
+        | Error::InlinedUnseen { .. }
+        | Error::NoMember { .. }
+        | Error::NotInside { .. } => 4,
         Error::Malformed { .. } | Error::NoEnumerator { .. } => 3,
         Error::NoFunction { similar, .. } => 1 + u8::from(!similar.is_empty()),
         Error::NoType { note, .. } => 1 + u8::from(!note.is_empty()),
@@ -1195,6 +1288,11 @@ fn crc32(bytes: &[u8]) -> u32 {
     })
 }
 
+/// Addresses for people.
+fn hex_list(addresses: &[u64]) -> String {
+    addresses.iter().map(|address| format!("{address:#x}")).collect::<Vec<_>>().join(", ")
+}
+
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::new(), |mut text, byte| {
@@ -1254,7 +1352,13 @@ impl MappedFile {
         if same(&inside) {
             return inside;
         }
-        PathBuf::from(format!("/proc/{pid}/map_files/{}", self.range))
+        // There the kernel writes addresses without the zeros that `maps` has in front.
+        let plain = |address: &str| match address.trim_start_matches('0') {
+            "" => "0".to_owned(),
+            digits => digits.to_owned(),
+        };
+        let range = self.range.split('-').map(plain).collect::<Vec<_>>().join("-");
+        PathBuf::from(format!("/proc/{pid}/map_files/{range}"))
     }
 }
 

@@ -75,7 +75,7 @@ impl Target {
 /// What the target's ladders come to on these binaries, as far as a recording needs it.
 fn survey(set: &BinarySet, options: &Options, kernel: &Kernel) -> Result<Survey, Error> {
     // The one function that no target lacks says best what is wrong with a program that is none.
-    set.resolve_function("nvmf_tcp_req_process").map_err(|error| wrong_program(set, error))?;
+    loader::is_there(set, "nvmf_tcp_req_process").map_err(|error| wrong_program(set, error))?;
     let survey = Survey::of(set, Side::Target, options, kernel, false);
     survey.essential(set.name())?;
     Ok(survey)
@@ -84,7 +84,7 @@ fn survey(set: &BinarySet, options: &Options, kernel: &Kernel) -> Result<Survey,
 /// The same with every rung tried, and with what would keep a recording from starting.
 pub(crate) fn whole_survey(set: &BinarySet, options: &Options, kernel: &Kernel) -> Result<Survey, Error> {
     if !functions::is_of(Side::Target, set)
-        && let Err(error) = set.resolve_function("nvmf_tcp_req_process")
+        && let Err(error) = loader::is_there(set, "nvmf_tcp_req_process")
     {
         return Err(wrong_program(set, error));
     }
