@@ -116,13 +116,18 @@ fn two_builds_of_spdk_are_checked_in_under_two_minutes() -> Result<()> {
             .arg("--new")
             .arg(&new)
             // Only what a busy machine never does fails.
-            .args(["--gate", "latency.typical<=100x", "--repeats", "4", "--out", "out", "--port", &port]),
-    )?
-    .expect(0, &[])?;
+            .args(["--gate", "latency.typical<=100x", "--load", "-q 4 -o 4096 -w randread"])
+            .args(["--repeats", "4", "--out", "out", "--port", &port])
+            // The machine's cores may have other targets on them.
+            .env("TARGET_ARGUMENTS", "--disable-cpumask-locks"),
+    )?;
     let took = began.elapsed();
     eprintln!("{}\nthe whole check took {took:.1?}", said.stdout);
     ensure!(took < Duration::from_secs(120), "{took:?}");
 
+    // Where other work leaves the load hardly any time, there is too little to tell, and that is said.
+    ensure!(matches!(said.code, Some(0 | 4)), "{said:#?}");
+    let told = if said.code == Some(0) { "holds" } else { "cannot tell" };
     let out = here.path().join("out");
     let read = |name: &str| fs::read_to_string(out.join(name)).with_context(|| name.to_owned());
     let comparison: Value = serde_json::from_str(&read("hooks-comparison.json")?)?;
@@ -139,7 +144,9 @@ fn two_builds_of_spdk_are_checked_in_under_two_minutes() -> Result<()> {
         }
     }
     ensure!(read("compare.xml")?.contains("<testsuite"), "no JUnit");
-    ensure!(read("compare.txt")?.contains("latency.typical<=100x"), "{said:#?}");
+    let verdict = read("compare.txt")?;
+    let gate = verdict.lines().find(|line| line.contains("latency.typical<=100x")).context("no gate")?;
+    ensure!(gate.contains(told), "{said:#?}");
     // The targets were stopped.
     ensure!(!out.join("state/target-upgrade").exists());
     Ok(())

@@ -23,7 +23,8 @@ BUILD is a directory with bin/nvmf_tgt and bin/spdk_nvme_perf, such as spdk/buil
   -h, --help        this text
 
 The environment: FABSCOPE is the command (default: fabscope), SETUP the folder of the scripts that start and stop a
-target (default: scripts/spdk-setup of fabscope's sources), TARGET_CORES and PERF_CORES the core masks (0x1 and 0x2).
+target (default: scripts/spdk-setup of fabscope's sources), TARGET_CORES and PERF_CORES the core masks (0x1 and 0x2),
+TARGET_ARGUMENTS what nvmf_tgt is given besides.
 
 Exit status: 0 all holds; 1 an error; 2 wrong usage; 3 a boundary no longer resolves, or a gate does not hold;
 4 too little was recorded to say.
@@ -126,27 +127,30 @@ fi
 # record BUILD DIR: one recording of both sides.
 record() {
     local build=$1 runs=$2 target trid
+    # $TARGET_ARGUMENTS is several arguments, or none.
+    # shellcheck disable=SC2086
     "$setup/start-target" --spdk-build "$build" --name upgrade --state "$out/state" --bdev "$bdev" \
-        --listen "127.0.0.1:$port" --cores "${TARGET_CORES:-0x1}" >/dev/null
+        --listen "127.0.0.1:$port" --cores "${TARGET_CORES:-0x1}" -- ${TARGET_ARGUMENTS:-} >/dev/null
     target=$(sed -n 's/^pid=//p' "$out/state/target-upgrade/state")
     mkdir -p "$runs"
+    "$fabscope" record target --quiet --spdk "$target" -o "$runs/target.run" &
+    recorder=$!
     trid="trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:$port subnqn:nqn.2024-01.io.fabscope:upgrade"
     # $load is several arguments.
     # shellcheck disable=SC2086
     "$build/bin/spdk_nvme_perf" --no-huge -s 256 -c "${PERF_CORES:-0x2}" -r "$trid" -t 600 $load \
         >"$runs/perf.log" 2>&1 &
     perf=$!
-    # It is under way when its connections are.
-    for ((tries = 100; tries > 0; tries--)); do
-        [ -n "$(ss -Htn state established "( sport = :$port )")" ] && break
+    # The load is under way when the target's recording has commands.
+    for ((tries = 300; tries > 0; tries--)); do
+        compgen -G "$runs/target.run/commands/*.parquet" >/dev/null && break
+        kill -0 "$recorder" 2>/dev/null || fail "the target's recording ended before there was a command"
         kill -0 "$perf" 2>/dev/null || fail "spdk_nvme_perf ended: $(tail -n 1 "$runs/perf.log")"
         sleep 0.1
     done
-    [ "$tries" -gt 0 ] || fail "spdk_nvme_perf does not connect: see $runs/perf.log"
-    sleep 1
-    "$fabscope" record target --quiet --spdk "$target" -o "$runs/target.run" -d "${seconds}s" &
-    recorder=$!
+    [ "$tries" -gt 0 ] || fail "spdk_nvme_perf does nothing: see $runs/perf.log"
     "$fabscope" record host --quiet --spdk "$perf" -o "$runs/host.run" -d "${seconds}s"
+    kill -INT "$recorder"
     wait "$recorder"
     recorder=
     kill -INT "$perf"
