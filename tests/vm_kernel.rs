@@ -398,8 +398,13 @@ fn everything_is_recorded(kernel: Kernel) -> Result<()> {
         };
         let port = port(transport, roce_address);
         let mut loaded = Vec::new();
-        let mut add = |controller: &Controller, nsid: u32, jobs: Jobs, drive| -> Result<String> {
+        let mut add = |controller: &Controller, nsid: u32, mut jobs: Jobs, drive| -> Result<String> {
             let (name, block) = (format!("{} nsid {nsid}", controller.name), vm.namespace(controller, nsid)?);
+            // What has no volatile cache, and says so, is not flushed.
+            let file = block.replace("/dev/", "/sys/class/block/") + "/queue/write_cache";
+            if vm.sh(&format!("cat {file}"))?.trim() != "write back" {
+                jobs.flushes = 0;
+            }
             loaded.push(Loaded { name, block: block.clone(), jobs, drive });
             Ok(block)
         };
