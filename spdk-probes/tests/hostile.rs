@@ -10,8 +10,9 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use run_format::Side;
 use spdk_probes::resolve::Binary;
-use spdk_probes::{Emulation, Layout, Reg};
+use spdk_probes::{Emulation, Error, Layout, Options, Reg, survey_program};
 
 /// Small programs with symbols, relocations, USDT notes and DWARF of several kinds.
 fn programs() -> &'static [Vec<u8>] {
@@ -213,6 +214,134 @@ proptest! {
         let path = directory.path().join("layout.json");
         std::fs::write(&path, text).unwrap();
         prop_assert!(Layout::load(&path).is_err());
+    }
+}
+
+/// Programs with inlined, cloned and split functions of the table of hooks.
+fn hidden_programs() -> &'static [Vec<u8>] {
+    static PROGRAMS: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
+    PROGRAMS.get_or_init(|| {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hidden");
+        let sources = ["tcp.c", "ctrlr.c", "bdev.c", "nvme_tcp.c", "nvme_qpair.c", "main.c"];
+        let variants: [&[&str]; 3] = [&["-g", "-O2", "-flto"], &["-gdwarf-4", "-O3"], &["-g", "-O1"]];
+        let mut programs = Vec::new();
+        for flags in variants {
+            let output = directory.path().join("program");
+            let mut gcc = Command::new("gcc");
+            gcc.args(flags).args(sources.map(|name| fixtures.join(name))).arg("-o").arg(&output);
+            match gcc.status() {
+                Ok(status) if status.success() => programs.push(std::fs::read(&output).expect("the program")),
+                _ => println!("skipped: gcc does not make the fixture with {flags:?}"),
+            }
+        }
+        programs
+    })
+}
+
+/// Lets the whole choice of hooks be made for a file.
+fn choose(bytes: &[u8]) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("program");
+    std::fs::write(&path, bytes).unwrap();
+    let began = Instant::now();
+    for side in [Side::Target, Side::Host] {
+        let _ = survey_program(&path, side, &Options::default());
+    }
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(20), "a small file took {took:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 50, ..ProptestConfig::default() })]
+
+    /// The debug information of inlined functions, and the code that is compared with it.
+    #[test]
+    fn hooks_are_chosen_whatever_is_said_of_inlined_functions(
+        which in any::<prop::sample::Index>(),
+        section in any::<prop::sample::Index>(),
+        changes in prop::collection::vec(change(), 1..8),
+    ) {
+        let programs = hidden_programs();
+        if programs.is_empty() {
+            return Ok(());
+        }
+        let whole = &programs[which.index(programs.len())];
+        let ranges = debug_sections(whole);
+        let range = ranges[section.index(ranges.len())].clone();
+        let mut bytes = whole.clone();
+        let mut part = bytes[range.clone()].to_vec();
+        for change in changes.iter().filter(|change| !matches!(change, Change::Cut(_))) {
+            apply(&mut part, change);
+        }
+        bytes[range].copy_from_slice(&part);
+        choose(&bytes);
+    }
+}
+
+/// A program whose debug information is written by hand: these entries, after the unit's own.
+fn program_with_entries(entries: &str) -> Option<Vec<u8>> {
+    let directory = tempfile::tempdir().unwrap();
+    // Abbreviations: 1 unit, 2 function with origin, 3 block, 4 inlined with origin, 5 structure that is its own
+    // member's type, 6 member, 7 import.
+    let text = format!(
+        "\t.text\n\t.globl main, nvmf_tcp_req_process\n\t.type main,@function\n\t.type nvmf_tcp_req_process,@function\n\
+         main:\n\tret\n\t.size main,.-main\nnvmf_tcp_req_process:\n\tpush %rbx\n\tpop %rbx\n\tret\n\
+         \t.size nvmf_tcp_req_process,.-nvmf_tcp_req_process\n\t.section .note.GNU-stack,\"\",@progbits\n\
+         \t.section .debug_abbrev,\"\",@progbits\n\
+         \t.byte 1,0x11,1,0x25,8,0,0, 2,0x2e,1,3,8,0x31,0x13,0x11,1,0x12,7,0,0, 3,0xb,1,0,0\n\
+         \t.byte 4,0x1d,1,0x31,0x13,0x11,1,0x12,7,0,0, 5,0x13,1,3,8,0xb,0xf,0,0, 6,0xd,0,3,8,0x49,0x13,0,0\n\
+         \t.byte 7,0x3d,0,0x18,0x10,0,0, 0\n\
+         \t.section .debug_info,\"\",@progbits\nstart:\t.long end-unit\nunit:\t.value 5\n\t.byte 1,8\n\t.long .debug_abbrev\n\
+         \t.byte 1\n\t.asciz \"GNU C17\"\n{entries}\n\t.byte 0\nend:\n"
+    );
+    std::fs::write(directory.path().join("program.S"), text).unwrap();
+    let made = Command::new("gcc")
+        .args(["-no-pie", "program.S", "-o", "program"])
+        .current_dir(directory.path())
+        .output()
+        .ok()?;
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    std::fs::read(directory.path().join("program")).ok()
+}
+
+#[test]
+fn debug_information_that_leads_in_circles_or_without_end_is_answered() {
+    if Command::new("gcc").arg("--version").output().is_err() {
+        println!("skipped: gcc is not installed");
+        return;
+    }
+    let name = ".asciz \"nvmf_tcp_req_process\"";
+    let function = |label: &str, origin: &str, children: &str| {
+        format!(
+            "{label}:\t.byte 2\n\t{name}\n\t.long {origin}-start\n\t.quad nvmf_tcp_req_process, 3\n{children}\t.byte 0\n"
+        )
+    };
+    let inlined = "\t.byte 4\n\t.long one-start\n\t.quad nvmf_tcp_req_process, 0x7fffffffffffffff\n";
+    let deep = 200_000;
+    let cases = [
+        ("its own origin", function("one", "one", "")),
+        ("each other's", function("one", "two", "") + &function("two", "one", "")),
+        ("an origin outside", function("one", "unit+0x7fffff00", "")),
+        ("inlined into itself", function("one", "one", &format!("{inlined}\t.byte 0\n"))),
+        ("deep blocks", function("one", "one", &(format!("\t.fill {deep}, 1, 3\n\t.fill {deep}, 1, 0\n")))),
+        ("blocks that never end", function("one", "one", &format!("\t.fill {deep}, 1, 3\n"))),
+        (
+            "a structure in itself",
+            "one:\t.byte 5\n\t.asciz \"spdk_nvmf_tcp_req\"\n\t.byte 8\n\t.byte 6\n\t.asciz \"state\"\n\t.long one-start\n\t.byte 0\n"
+                .to_owned(),
+        ),
+        ("an import of itself", "one:\t.byte 7\n\t.long start\n".to_owned()),
+    ];
+    for (what, entries) in cases {
+        let Some(bytes) = program_with_entries(&entries) else { return };
+        let began = Instant::now();
+        ask_everything(bytes.clone());
+        choose(&bytes);
+        assert!(began.elapsed() < Duration::from_secs(5), "{what} took {:?}", began.elapsed());
+        let binary = Binary::from_bytes(Path::new("/nowhere/hostile"), bytes).unwrap();
+        let error = binary.offset("spdk_nvmf_request.qpair").unwrap_err();
+        assert!(matches!(error, Error::NoType { .. } | Error::Malformed { .. }), "{what}: {error}");
     }
 }
 
