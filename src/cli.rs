@@ -41,7 +41,28 @@ pub enum Record {
     Host(RecordSide),
     /// The target: the kernel's nvmet over TCP and RDMA, or a running SPDK nvmf_tgt (or an application with
     /// its NVMe/TCP target).
-    Target(RecordSide),
+    Target(RecordTarget),
+}
+
+#[derive(Debug, Args)]
+pub struct RecordTarget {
+    #[command(flatten)]
+    pub side: RecordSide,
+    /// What an SPDK target's commands are taken from.
+    #[arg(long, value_enum, default_value_t = SourceKind::Uprobe, conflicts_with = "kernel")]
+    pub source: SourceKind,
+    /// RPC socket of the SPDK target, for its tracepoints [default: found].
+    #[arg(long, value_name = "SOCKET", conflicts_with = "kernel")]
+    pub rpc: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SourceKind {
+    /// Uprobes: every boundary, exactly; each hit costs a trap.
+    Uprobe,
+    /// SPDK's own trace ring, switched on by RPC meanwhile: a fraction of the cost, and no symbols or debug
+    /// information needed. It tells no cid, so the join matches by order.
+    Trace,
 }
 
 #[derive(Debug, Args)]

@@ -1,6 +1,6 @@
 //! `fabscope record host|target`: chooses the source, attaches it, and records.
 
-use crate::cli::{Record, RecordCommon, RecordSide};
+use crate::cli::{Record, RecordCommon, RecordSide, RecordTarget, SourceKind};
 use crate::recorder::{self, Plan};
 use crate::signals::Signals;
 use crate::software::{self, Software};
@@ -20,13 +20,54 @@ pub fn run(what: &Record) -> Result<ExitCode> {
     let signals = Signals::catch()?;
     let (side, RecordSide { kernel, common }) = match what {
         Record::Host(options) => (Side::Host, options),
-        Record::Target(options) => (Side::Target, options),
+        Record::Target(options) => (Side::Target, &options.side),
     };
+    if let Record::Target(options) = what {
+        check_source(options)?;
+    }
     // What the recording would fail at later is refused before the system under test is touched, and before
     // --force removes anything.
     RunWriter::may_create(output(common, side), common.force)?;
     workload::check(&common.command)?;
+    if let Record::Target(RecordTarget { source: SourceKind::Trace, rpc, .. }) = what {
+        return trace(common, rpc.as_deref(), &signals);
+    }
     source(side, common, *kernel, &signals)
+}
+
+/// Refuses what a source can not do.
+fn check_source(options: &RecordTarget) -> Result<()> {
+    let common = &options.side.common;
+    match options.source {
+        SourceKind::Uprobe if options.rpc.is_some() => {
+            bail!(
+                "--rpc is for SPDK's tracepoints, and uprobes need none: give --source trace with it, or leave it out"
+            )
+        }
+        SourceKind::Trace if common.sample > 1 => bail!(
+            "--sample chooses by the cid, and SPDK's trace ring has none: leave --sample out, or record with --source uprobe"
+        ),
+        SourceKind::Trace if common.layout.is_some() || common.debug_file.is_some() => bail!(
+            "--layout and --debug-file are for uprobes; SPDK's trace ring needs neither: leave them out"
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Records an SPDK target by its trace ring.
+fn trace(common: &RecordCommon, rpc: Option<&Path>, signals: &Signals) -> Result<ExitCode> {
+    let plan = plan(common, Side::Target);
+    match software::find(Side::Target, false, common.spdk.as_deref())? {
+        Software::Spdk(process) => {
+            let options = spdk_probes::TraceOptions { rpc: rpc.map(Path::to_owned) };
+            recorder::record(spdk_probes::TraceTarget::attach(&process, &options)?, &plan, signals)
+        }
+        Software::Kernel => {
+            bail!(
+                "--source trace is for SPDK's target, and the kernel's would be recorded: name the program with --spdk"
+            )
+        }
+    }
 }
 
 /// Attaches what is there and records it. Four sources, one way.

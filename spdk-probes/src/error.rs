@@ -353,6 +353,58 @@ pub enum Error {
         source: libbpf_rs::Error,
     },
 
+    /// The process has no trace ring, or it can not be opened.
+    #[error("process {pid} has no trace ring that can be read: {why}; record with --source uprobe")]
+    NoTraceRing {
+        /// The process.
+        pid: u32,
+        /// What was found instead.
+        why: String,
+    },
+
+    /// The trace ring's file is not what SPDK writes.
+    #[error("{}: no trace ring of a known layout (SPDK 24.01 and before, 24.05 to 26.01, 26.05): {why}; record with --source uprobe", path.display())]
+    TraceRing {
+        /// The file.
+        path: PathBuf,
+        /// What does not hold.
+        why: String,
+    },
+
+    /// The trace ring lacks tracepoints.
+    #[error("{}: its SPDK has no tracepoints {lacking}: they were left out of the build; record with --source uprobe", path.display())]
+    NoTracepoints {
+        /// The file.
+        path: PathBuf,
+        /// Their names.
+        lacking: String,
+    },
+
+    /// The trace ring can not be read any more.
+    #[error("the trace ring can not be followed any more: {why}; what was recorded before is kept")]
+    TraceRingEnded {
+        /// What happened.
+        why: String,
+    },
+
+    /// The trace ring's times are not this machine's.
+    #[error("the trace ring's times can not be told: {why}; record with --source uprobe")]
+    Ticks {
+        /// What does not hold.
+        why: String,
+    },
+
+    /// The target can not be told to switch its tracepoints.
+    #[error(
+        "the tracepoints of process {pid} can not be switched on: {why}; name its RPC socket with --rpc, or record with --source uprobe"
+    )]
+    TraceRpc {
+        /// The process.
+        pid: u32,
+        /// What was tried, and what came of it.
+        why: String,
+    },
+
     /// The programs' ring buffer can not be read.
     #[error("the ring buffer of the BPF programs can not be mapped: {0}")]
     Ring(std::io::Error),

@@ -27,6 +27,7 @@ pub mod resolve;
 mod ring;
 mod target;
 mod trace;
+mod trace_ring;
 mod usdt;
 
 use std::path::{Path, PathBuf};
@@ -47,6 +48,7 @@ pub use plan::{Avoid, BoundarySurvey, Detail, RungSurvey, Survey};
 pub use process::{Choice, Process, candidates, find};
 pub use target::Target;
 pub use trace::{Structure, Trace};
+pub use trace_ring::{TraceOptions, TraceTarget};
 pub use usdt::{Semaphore, UsdtArg, UsdtPlace, UsdtSite};
 
 /// How to record.

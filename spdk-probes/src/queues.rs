@@ -213,7 +213,7 @@ fn text(characters: &[std::ffi::c_char]) -> String {
 }
 
 /// An IPv4 address that is written as an IPv6 one is an IPv4 one.
-fn plain_address(address: &str) -> String {
+pub(crate) fn plain_address(address: &str) -> String {
     match address.parse::<IpAddr>() {
         Ok(address) => address.to_canonical().to_string(),
         Err(_) => address.to_owned(),

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::functions::TRACE_STRUCTURES;
 use crate::resolve::{BinarySet, Knowledge, Member, Product};
+use crate::trace_ring::layout::Generation;
 
 /// The tracepoints that mark boundaries of commands, on the target and on the host.
 const TRACEPOINTS: &[&str] = &[
@@ -95,25 +96,19 @@ impl Trace {
 
 fn layout_by_structures(structures: &BTreeMap<String, Structure>) -> Option<&'static str> {
     if structures.contains_key("spdk_trace_flags") {
-        return Some("24.01");
+        return Some(Generation::Flags.name());
     }
     let file = structures.get("spdk_trace_file")?;
     let has = |member: &str| file.members.contains_key(member);
     match (has("section_offsets"), has("lcore_history_offsets")) {
-        (true, _) => Some("26.05"),
-        (false, true) => Some("24.05"),
+        (true, _) => Some(Generation::Sections.name()),
+        (false, true) => Some(Generation::File.name()),
         (false, false) => None,
     }
 }
 
 fn layout_by_version(number: (u32, u32)) -> &'static str {
-    if number < (24, 5) {
-        "24.01"
-    } else if number < (26, 5) {
-        "24.05"
-    } else {
-        "26.05"
-    }
+    Generation::of_release(number).name()
 }
 
 /// The known names among the strings of some constants.

@@ -1,0 +1,191 @@
+//! What the target says over its RPC of its connections and namespaces: what the ring's texts leave out. Asking
+//! takes a while and happens on a thread of its own, so that the ring goes on being read.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+
+use run_format::Endpoint;
+use serde_json::{Value, json};
+
+use super::rpc::{Rpc, RpcError};
+
+/// A connection as the target lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Connection {
+    pub(super) subsystem: String,
+    /// Empty before 24.05.
+    pub(super) host: String,
+    pub(super) cntlid: u16,
+    pub(super) qid: u16,
+    pub(super) thread: Option<String>,
+    /// The host's end; none before 24.05.
+    pub(super) peer: Option<Endpoint>,
+    pub(super) listener: Option<Endpoint>,
+}
+
+/// Connections, namespaces and block sizes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Directory {
+    pub(super) connections: Vec<Connection>,
+    /// By subsystem and bdev.
+    pub(super) namespaces: HashMap<(String, String), u32>,
+    /// By bdev, in bytes.
+    pub(super) blocks: HashMap<String, u32>,
+}
+
+impl Directory {
+    /// Asks for all of it.
+    pub(super) fn ask(rpc: &Rpc) -> Result<Directory, RpcError> {
+        let mut directory = Directory::default();
+        let subsystems = rpc.call("nvmf_get_subsystems", None)?;
+        for subsystem in subsystems.as_array().into_iter().flatten() {
+            let Some(nqn) = subsystem.get("nqn").and_then(Value::as_str) else { continue };
+            let discovery = subsystem.get("subtype").and_then(Value::as_str) == Some("Discovery");
+            if discovery {
+                continue;
+            }
+            directory.add_namespaces(nqn, subsystem);
+            // One that was removed meanwhile has no connections.
+            if let Ok(connections) = rpc.call("nvmf_subsystem_get_qpairs", Some(json!({ "nqn": nqn }))) {
+                directory.add_connections(nqn, &connections);
+            }
+        }
+        if let Ok(bdevs) = rpc.call("bdev_get_bdevs", None) {
+            directory.add_bdevs(&bdevs);
+        }
+        Ok(directory)
+    }
+
+    fn add_namespaces(&mut self, nqn: &str, subsystem: &Value) {
+        for namespace in subsystem.get("namespaces").and_then(Value::as_array).into_iter().flatten() {
+            let nsid =
+                namespace.get("nsid").and_then(Value::as_u64).and_then(|nsid| u32::try_from(nsid).ok());
+            let bdev = namespace.get("bdev_name").or_else(|| namespace.get("name")).and_then(Value::as_str);
+            if let (Some(nsid), Some(bdev)) = (nsid, bdev) {
+                let key = (nqn.to_owned(), bdev.to_owned());
+                // A bdev that is two namespaces does not tell which.
+                self.namespaces.entry(key).and_modify(|known| *known = 0).or_insert(nsid);
+            }
+        }
+    }
+
+    fn add_connections(&mut self, nqn: &str, connections: &Value) {
+        for connection in connections.as_array().into_iter().flatten() {
+            let number =
+                |name: &str| connection.get(name).and_then(Value::as_u64).and_then(|n| u16::try_from(n).ok());
+            let text = |name: &str| connection.get(name).and_then(Value::as_str).map(str::to_owned);
+            if let (Some(cntlid), Some(qid)) = (number("cntlid"), number("qid")) {
+                self.connections.push(Connection {
+                    subsystem: nqn.to_owned(),
+                    host: text("hostnqn").unwrap_or_default(),
+                    cntlid,
+                    qid,
+                    thread: text("thread").filter(|name| !name.is_empty()),
+                    peer: endpoint(connection.get("peer_address")),
+                    listener: endpoint(connection.get("listen_address")),
+                });
+            }
+        }
+    }
+
+    fn add_bdevs(&mut self, bdevs: &Value) {
+        for bdev in bdevs.as_array().into_iter().flatten() {
+            let size =
+                bdev.get("block_size").and_then(Value::as_u64).and_then(|size| u32::try_from(size).ok());
+            if let (Some(name), Some(size)) = (bdev.get("name").and_then(Value::as_str), size) {
+                self.blocks.insert(name.to_owned(), size);
+            }
+        }
+    }
+}
+
+fn endpoint(address: Option<&Value>) -> Option<Endpoint> {
+    let text = |name: &str| address?.get(name)?.as_str();
+    Some(Endpoint {
+        address: crate::queues::plain_address(text("traddr")?),
+        port: text("trsvcid")?.parse().ok()?,
+    })
+}
+
+/// Asks again and again, when told to.
+#[derive(Debug)]
+pub(super) struct Asking {
+    ask: SyncSender<()>,
+    answers: Receiver<Directory>,
+    waiting: bool,
+}
+
+impl Asking {
+    pub(super) fn new(rpc: Rpc) -> Asking {
+        let (ask, asked) = sync_channel(1);
+        let (answer, answers) = sync_channel(1);
+        // It ends with the first question or answer that nobody is there for.
+        std::thread::spawn(move || {
+            while asked.recv().is_ok() {
+                // A target that does not answer now may do later: what it would have said is missing till then.
+                if answer.send(Directory::ask(&rpc).unwrap_or_default()).is_err() {
+                    return;
+                }
+            }
+        });
+        Asking { ask, answers, waiting: false }
+    }
+
+    /// Asks, unless an answer is still to come.
+    pub(super) fn ask(&mut self) {
+        self.waiting = self.waiting || self.ask.try_send(()).is_ok();
+    }
+
+    /// The answer, when it has come.
+    pub(super) fn answer(&mut self) -> Option<Directory> {
+        match self.answers.try_recv() {
+            Ok(directory) => {
+                self.waiting = false;
+                Some(directory)
+            }
+            Err(TryRecvError::Empty | TryRecvError::Disconnected) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Directory;
+    use serde_json::json;
+
+    #[test]
+    fn what_the_target_says_is_kept_and_nonsense_is_not() {
+        let mut directory = Directory::default();
+        directory.add_namespaces(
+            "nqn.a",
+            &json!({ "namespaces": [
+                { "nsid": 1, "bdev_name": "Malloc0" },
+                { "nsid": 2, "bdev_name": "Twice" },
+                { "nsid": 3, "bdev_name": "Twice" },
+                { "nsid": -1, "bdev_name": "x" },
+                7,
+            ] }),
+        );
+        assert_eq!(directory.namespaces[&("nqn.a".to_owned(), "Malloc0".to_owned())], 1);
+        assert_eq!(directory.namespaces[&("nqn.a".to_owned(), "Twice".to_owned())], 0);
+        assert_eq!(directory.namespaces.len(), 2);
+        directory.add_connections(
+            "nqn.a",
+            &json!([
+                { "cntlid": 1, "qid": 3, "hostnqn": "nqn.h", "thread": "poll_group_0",
+                  "peer_address": { "traddr": "::ffff:10.0.0.1", "trsvcid": "4000" },
+                  "listen_address": { "traddr": "10.0.0.2", "trsvcid": "4420" } },
+                { "cntlid": 1, "qid": 4 },
+                { "cntlid": 70_000, "qid": 4 },
+                "x",
+            ]),
+        );
+        assert_eq!(directory.connections.len(), 2);
+        let peer = directory.connections[0].peer.as_ref().unwrap();
+        assert_eq!((peer.address.as_str(), peer.port), ("10.0.0.1", 4000));
+        assert_eq!(directory.connections[1].peer, None);
+        directory.add_bdevs(&json!([{ "name": "Malloc0", "block_size": 512 }, { "name": 1 }]));
+        assert_eq!(directory.blocks["Malloc0"], 512);
+        directory.add_bdevs(&json!("nothing"));
+    }
+}

@@ -1,0 +1,111 @@
+//! A trace ring's file, mapped for reading while its process writes to it. It knows nothing of what the words mean.
+//!
+//! Every read is of whole, aligned words, each of them atomic: the process stores its counts and its entries'
+//! fields in pieces of at most that size, so no read sees half a count.
+
+use std::fs::File;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+/// Bytes of a word.
+pub(super) const WORD: usize = 8;
+
+/// The mapped file. Positions are bytes from its beginning.
+#[derive(Debug)]
+pub(super) struct Shared {
+    map: MmapRaw,
+    file: File,
+    length: usize,
+}
+
+impl Shared {
+    /// Maps a file, for reading only.
+    pub(super) fn new(file: File) -> std::io::Result<Shared> {
+        let length = file.metadata()?.len();
+        let length = usize::try_from(length).map_err(|_| std::io::ErrorKind::FileTooLarge)?;
+        if length < WORD {
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "it is empty"));
+        }
+        let map = MmapOptions::new().len(length).map_raw_read_only(&file)?;
+        Ok(Shared { map, file, length })
+    }
+
+    /// Bytes of the file when it was mapped.
+    pub(super) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Whether the file is still as long as it was: reading beyond a file's end is a fatal signal.
+    pub(super) fn is_whole(&self) -> bool {
+        self.file.metadata().is_ok_and(|meta| meta.len() >= self.length as u64)
+    }
+
+    fn atomic(&self, at: usize) -> Option<&AtomicU64> {
+        if !at.is_multiple_of(WORD) || at.checked_add(WORD)? > self.length {
+            return None;
+        }
+        // SAFETY: inside the mapping and aligned, since a mapping begins on a page; the mapping lasts as long as
+        // `self`; other writers use plain stores of at most a word, which an atomic load may race with.
+        Some(unsafe { &*self.map.as_ptr().add(at).cast::<AtomicU64>() })
+    }
+
+    /// The word at a position that is a multiple of 8; `None` outside the file.
+    pub(super) fn word(&self, at: usize) -> Option<u64> {
+        self.atomic(at).map(|word| word.load(Ordering::Relaxed))
+    }
+
+    /// The same, read before everything that is read after it.
+    pub(super) fn word_first(&self, at: usize) -> Option<u64> {
+        self.atomic(at).map(|word| word.load(Ordering::Acquire))
+    }
+
+    /// The same, read after everything that was read before it.
+    pub(super) fn word_last(&self, at: usize) -> Option<u64> {
+        fence(Ordering::Acquire);
+        self.word(at)
+    }
+
+    /// Copies words; `None` and nothing copied where they are not all inside the file.
+    pub(super) fn words(&self, at: usize, into: &mut [u64]) -> Option<()> {
+        let last = at.checked_add(into.len().checked_sub(1)? * WORD)?;
+        self.atomic(at)?;
+        self.atomic(last)?;
+        for (n, word) in into.iter_mut().enumerate() {
+            *word = self.word(at + n * WORD)?;
+        }
+        Some(())
+    }
+
+    /// Copies bytes from anywhere inside the file.
+    pub(super) fn bytes(&self, at: usize, length: usize) -> Option<Vec<u8>> {
+        let end = at.checked_add(length)?;
+        if end > self.length {
+            return None;
+        }
+        let mut bytes = Vec::with_capacity(length);
+        let mut position = at;
+        while position < end {
+            let first = position / WORD * WORD;
+            // A file whose length is no multiple of 8 ends with a part of a word.
+            let word = match self.word(first) {
+                Some(word) => word.to_ne_bytes(),
+                None => self.last_part(first),
+            };
+            let upto = (first + WORD).min(end);
+            bytes.extend_from_slice(word.get(position - first..upto - first)?);
+            position = upto;
+        }
+        Some(bytes)
+    }
+
+    /// What the file has of the word that its end cuts, with zeros behind.
+    fn last_part(&self, at: usize) -> [u8; WORD] {
+        let mut word = [0; WORD];
+        for (n, byte) in word.iter_mut().enumerate().take(self.length.saturating_sub(at)) {
+            // SAFETY: inside the mapping; see `atomic`.
+            *byte = unsafe { self.map.as_ptr().add(at + n).read_volatile() };
+        }
+        word
+    }
+}

@@ -1,0 +1,319 @@
+//! SPDK's own trace ring as a source of a target's commands: no symbols, no debug information and no BPF. It
+//! switches the tracepoints on over the target's RPC, reads the ring's shared memory, and writes nothing there.
+
+mod assemble;
+mod directory;
+mod events;
+mod find;
+mod follow;
+pub(crate) mod layout;
+mod memory;
+mod owners;
+mod reader;
+mod rpc;
+mod switch;
+#[cfg(test)]
+mod tests;
+mod ticks;
+#[cfg(test)]
+mod writer;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use run_format::{Boundary, Counters, Hook, Kind, Lost, QueueId, Side, Sink, Software, Source};
+
+use crate::ring::has_ended;
+use crate::{Error, Process};
+use assemble::{Assembler, Out};
+use directory::{Asking, Directory};
+use events::{Events, WANTED};
+use follow::Follower;
+use layout::Layout;
+use memory::Shared;
+use reader::{Reader, Work};
+use rpc::Rpc;
+use switch::{Info, Switch};
+use ticks::Ticks;
+
+/// How long commands that are under way at the end may take to end.
+const LAST_COMMANDS: Duration = Duration::from_millis(10);
+/// After the tracepoints are off a record that had begun is soon written.
+const LAST_RECORD: Duration = Duration::from_millis(2);
+/// What a record costs, ns: measured at 30 to 50.
+const RECORD_NS: u32 = 40;
+
+/// How to record from the ring.
+#[derive(Clone, Debug, Default)]
+pub struct TraceOptions {
+    /// The target's RPC socket; where there is none, it is found.
+    pub rpc: Option<PathBuf>,
+}
+
+/// A target that is recorded by its trace ring. Dropping it switches the tracepoints off that it switched on.
+#[derive(Debug)]
+pub struct TraceTarget {
+    // The order matters: the tracepoints go off first.
+    switch: Switch,
+    info: Info,
+    /// The tracepoint that commands begin with.
+    beginning: Option<u16>,
+    reader: Reader,
+    hooks: Vec<Hook>,
+    software: Software,
+    pidfd: OwnedFd,
+    /// The sink's numbers of the reader's queues.
+    queues: Vec<QueueId>,
+    delivered: u64,
+    failed: Option<String>,
+}
+
+impl TraceTarget {
+    /// Finds the process's ring, switches its tracepoints on and begins to read.
+    ///
+    /// # Errors
+    /// When the process has no ring, or one of no known layout; when its SPDK lacks tracepoints; when its RPC can
+    /// not be reached or refuses; when the ring's ticks are not this machine's.
+    pub fn attach(process: &Process, options: &TraceOptions) -> Result<TraceTarget, Error> {
+        if process.ended() {
+            return Err(Error::ProcessGone { pid: process.pid });
+        }
+        let (file, path) = find::ring_of(process.pid)?;
+        let bad = |why: String| Error::TraceRing { path: path.clone(), why };
+        let file = Arc::new(Shared::new(file).map_err(|error| bad(error.to_string()))?);
+        let layout = Layout::read(&file).map_err(bad)?;
+        let events = Events::new(&layout)
+            .map_err(|lacking| Error::NoTracepoints { path: path.clone(), lacking: lacking.join(", ") })?;
+        let ticks = Ticks::new(layout.rate)?;
+        let (rpc, info) = target(process.pid, &path, options.rpc.as_deref())?;
+        let refused = |error: rpc::RpcError| Error::TraceRpc { pid: process.pid, why: error.to_string() };
+        // What the target can not say is only missing in the queues.
+        let directory = Directory::ask(&rpc).unwrap_or_default();
+        let began = ticks::now();
+        let followers = layout.lcores.iter().map(|lcore| Follower::new(&file, &layout, *lcore));
+        let followers: Option<Vec<Follower>> = followers.collect();
+        let followers = followers.ok_or_else(|| bad("it was cut".to_owned()))?;
+        let numbers = layout.lcores.iter().map(|lcore| lcore.number);
+        let assembler = Assembler::new(Arc::clone(&file), layout.owners, numbers, false, began, directory);
+        let (hooks, software) = (hooks(&events, &ticks), software(process, &rpc));
+        let (masks, beginning) = (events.masks(), events.number(events::Kind::New));
+        let work = Work {
+            file: Arc::clone(&file),
+            followers,
+            events,
+            ticks,
+            assembler,
+            asking: Asking::new(rpc.clone()),
+            identities: None,
+        };
+        let reader = Reader::start(work);
+        // The reader is there before anything comes.
+        let switch = Switch::on(rpc, &info, &masks).map_err(refused)?;
+        for (group, wanted) in &masks {
+            let lacking = wanted & !layout.mask(&file, *group);
+            if lacking != 0 {
+                let why = format!(
+                    "{lacking:#x} of its group {group} stayed off, though it was told to switch them on"
+                );
+                return Err(Error::TraceRpc { pid: process.pid, why });
+            }
+        }
+        Ok(TraceTarget {
+            switch,
+            info,
+            beginning,
+            reader,
+            hooks,
+            software,
+            pidfd: process.watch()?,
+            queues: Vec::new(),
+            delivered: 0,
+            failed: None,
+        })
+    }
+
+    fn hand_over(&mut self, out: Vec<Out>, sink: &mut dyn Sink) -> usize {
+        let mut commands = 0;
+        for out in out {
+            match out {
+                Out::Came(queue) => self.queues.push(sink.queue(queue)),
+                Out::Is(number, queue) => {
+                    if let Some(id) = self.queues.get(number as usize) {
+                        sink.queue_is(*id, queue);
+                    }
+                }
+                Out::Went(number, at) => {
+                    if let Some(id) = self.queues.get(number as usize) {
+                        sink.queue_went(*id, at);
+                    }
+                }
+                Out::Command(mut command) => {
+                    if let Some(id) = self.queues.get(command.queue.0 as usize) {
+                        command.queue = *id;
+                        sink.command(&command);
+                        commands += 1;
+                    }
+                }
+                Out::Event(event) => sink.event(event),
+            }
+        }
+        self.delivered += commands as u64;
+        commands
+    }
+}
+
+/// The process's RPC, and what it says of its tracepoints.
+fn target(pid: u32, ring: &Path, named: Option<&Path>) -> Result<(Rpc, Info), Error> {
+    let candidates = match named {
+        Some(path) => vec![path.to_owned()],
+        None => rpc::candidates(pid),
+    };
+    let mut tried = Vec::new();
+    for path in &candidates {
+        let rpc = Rpc::new(path);
+        match Info::ask(&rpc) {
+            Ok(info) if Path::new(&info.path).file_name() == ring.file_name() => return Ok((rpc, info)),
+            Ok(info) => tried.push(format!("{} is that of another process ({})", path.display(), info.path)),
+            Err(error) => tried.push(error.to_string()),
+        }
+    }
+    if tried.is_empty() {
+        tried.push("no RPC socket was found".to_owned());
+    }
+    Err(Error::TraceRpc { pid, why: tried.join("; ") })
+}
+
+/// How each boundary is taken.
+fn hooks(events: &Events, ticks: &Ticks) -> Vec<Hook> {
+    let mut hooks: Vec<Hook> = Vec::new();
+    for (name, kind, boundary) in WANTED {
+        let Some(boundary) = *boundary else { continue };
+        let there = events.number(*kind).is_some();
+        let why = match boundary {
+            Boundary::TRecv => Some(format!("ticks are made times within {} ns", ticks.error())),
+            Boundary::TR2t => Some("when the R2T was queued, not when it was sent".to_owned()),
+            Boundary::TSent if there => Some(
+                "after the send returned; none on connections within this machine, where the host may be first"
+                    .to_owned(),
+            ),
+            Boundary::TSent => Some("this SPDK records nothing of its sockets".to_owned()),
+            _ => None,
+        };
+        hooks.push(Hook {
+            boundary,
+            transport: None,
+            hook: there.then(|| format!("trace ring {name}")),
+            rung: 0,
+            measured: there && !matches!(boundary, Boundary::TR2t | Boundary::TSent),
+            instruction: None,
+            estimated_ns: there.then_some(RECORD_NS),
+            why,
+        });
+    }
+    hooks.sort_by_key(|hook| hook.boundary.slot());
+    hooks
+}
+
+/// What the manifest says of the program, as far as it can be told without its symbols.
+fn software(process: &Process, rpc: &Rpc) -> Software {
+    let told = rpc.call("spdk_get_version", None).ok();
+    let told = told.as_ref().and_then(|answer| answer.get("version")?.as_str());
+    let text = process.version.as_deref().or(told).unwrap_or_default();
+    let binaries = crate::resolve::BinarySet::of_process(process.pid).ok();
+    let id = binaries.as_ref().and_then(|set| set.build_id().map(<[u8]>::to_vec));
+    Software {
+        name: "SPDK".to_owned(),
+        version: text.strip_prefix("SPDK").unwrap_or(text).trim().to_owned(),
+        build_id: id.map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect()),
+        path: Some(process.path.display().to_string()),
+        pid: Some(process.pid),
+    }
+}
+
+impl Source for TraceTarget {
+    type Error = Error;
+
+    fn side(&self) -> Side {
+        Side::Target
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Spdk
+    }
+
+    fn software(&self) -> Software {
+        self.software.clone()
+    }
+
+    fn hooks(&self) -> Vec<Hook> {
+        self.hooks.clone()
+    }
+
+    fn poll(&mut self, timeout: Duration, sink: &mut dyn Sink) -> Result<usize, Error> {
+        let out = self.reader.take(timeout);
+        let commands = self.hand_over(out, sink);
+        let over = self.reader.is_over();
+        if let Some(why) = self
+            .reader
+            .look(|state| state.failed.clone())
+            .or_else(|| over.then(|| "the thread that reads it has ended".to_owned()))
+        {
+            // A target that has ended is no failure of the recording.
+            if !self.ended() {
+                return Err(Error::TraceRingEnded { why });
+            }
+            self.failed = Some(why);
+        }
+        Ok(commands)
+    }
+
+    fn stop(&mut self, sink: &mut dyn Sink) -> Result<(), Error> {
+        // Beginnings first, so that what has begun is seen to its end.
+        let first = self.beginning.map_or(Ok(()), |number| self.switch.off_first(&self.info, number));
+        self.reader.closing();
+        if !self.ended() {
+            std::thread::sleep(LAST_COMMANDS);
+        }
+        let off = self.switch.off().and(first);
+        if !self.ended() {
+            std::thread::sleep(LAST_RECORD);
+        }
+        self.reader.stop();
+        let out = self.reader.take(Duration::ZERO);
+        self.hand_over(out, sink);
+        match off {
+            Err(error) if !self.ended() => {
+                let why = format!("they can not be switched off again: {error}");
+                Err(Error::TraceRingEnded { why })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn counters(&self) -> Result<Counters, Error> {
+        Ok(self.reader.look(|state| {
+            let tally = &state.tally;
+            let lost = Lost {
+                unfinished: tally.unfinished,
+                unreadable: tally.unidentified,
+                overwritten: tally.overwritten + state.missing,
+                ..Lost::default()
+            };
+            let in_flight = state.under_way + tally.handed.saturating_sub(self.delivered);
+            Counters {
+                seen: self.delivered + tally.unsampled + lost.total() + in_flight,
+                recorded: self.delivered,
+                unsampled: tally.unsampled,
+                lost,
+                in_flight,
+                no_start: tally.no_start,
+            }
+        }))
+    }
+
+    fn ended(&self) -> bool {
+        has_ended(&self.pidfd.as_fd())
+    }
+}
