@@ -7,7 +7,7 @@ use libbpf_rs::OpenObject;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use run_format::Side;
 
-use crate::loader::{self, Attach, InFlight, Maps, Recorder, fill_common, fill_layout, source_of_recorder};
+use crate::loader::{self, Chosen, Counted, Recorder, fill_common, fill_layout, source_of_recorder};
 use crate::plan::{Kernel, Survey};
 use crate::process::Process;
 use crate::resolve::BinarySet;
@@ -31,43 +31,23 @@ impl Host {
     /// When rights are missing, the process is gone or is no SPDK host, its functions or structures can not
     /// be found, or the kernel refuses a program.
     pub fn attach(process: &Process, options: &Options) -> Result<Host, Error> {
-        loader::check(process)?;
-        let set = loader::binaries(process, options.layout.as_deref(), options.debug_file.as_deref())?;
-        let kernel = Kernel::default();
-        let survey = survey(&set, options, &kernel)?;
-        let layout = layout(&set, &survey)?;
-        let common = loader::common(process, options, &survey, &kernel);
-        let how = Attach::here(options);
-        let refused = |what: &str| {
-            let what = format!("{what} the host's programs");
-            move |source| Error::Bpf { what, source }
-        };
-
+        let chosen = Chosen::of(Side::Host, process, options, survey, layout)?;
         let mut storage = MaybeUninit::<OpenObject>::uninit();
-        let mut open = skeleton::HostSkelBuilder::default().open(&mut storage).map_err(refused("open"))?;
+        let mut open =
+            skeleton::HostSkelBuilder::default().open(&mut storage).map_err(chosen.refused("open"))?;
         if let Some(rodata) = open.maps.rodata_data.as_mut() {
-            fill_common!(rodata, &common);
-            rodata.layout = layout;
+            fill_common!(rodata, &chosen.common);
+            rodata.layout = chosen.layout;
         }
-        loader::prepare(open.open_object_mut(), &survey, how, options.ring_bytes);
-        let loaded = open.load().map_err(refused("load"))?;
-        let object = loaded.object();
-        let under_way = InFlight {
-            map: loader::map(object, "in_flight")?,
-            counted: |value| value.get(offset_of!(in_flight, identified)).is_some_and(|flag| *flag != 0),
-        };
-        let ending = InFlight { map: loader::map(object, "ending")?, counted: |_| true };
-        let maps = Maps {
-            ring: loader::map(object, "ring")?,
-            counters: loader::map(object, "counters")?,
-            connections: loader::map(object, "connections")?,
-            sockets: loader::map(object, "sockets")?,
-            in_flight: vec![under_way, ending],
-        };
-        let links = loader::attach(object, &survey, how, process.pid)?;
-        let software = loader::software(&set, process);
-        let states = loader::subsystem_states(&set);
-        Recorder::new(Side::Host, maps, links, process, survey, software, states).map(Host)
+        chosen.prepare(open.open_object_mut(), options.ring_bytes);
+        let loaded = open.load().map_err(chosen.refused("load"))?;
+        let under_way: &[(&str, Counted)] = &[
+            ("in_flight", |value| {
+                value.get(offset_of!(in_flight, identified)).is_some_and(|flag| *flag != 0)
+            }),
+            ("ending", |_| true),
+        ];
+        chosen.attach(loaded.object(), process, under_way).map(Host)
     }
 
     /// How each boundary is taken, with what was passed over for it.

@@ -291,14 +291,14 @@ pub(crate) fn descriptor_offset(set: &BinarySet) -> i32 {
 }
 
 /// Numbers of SPDK's subsystem states.
-pub(crate) fn subsystem_states(set: &BinarySet) -> SubsystemStates {
+fn subsystem_states(set: &BinarySet) -> SubsystemStates {
     let [inactive, active, paused] = functions::SUBSYSTEM_STATES
         .map(|(enumeration, state)| needed::enumerator(set, enumeration, state).ok());
     SubsystemStates { inactive, active, paused }
 }
 
 /// The constants for this process and plan.
-pub(crate) fn common(process: &Process, options: &Options, survey: &Survey, kernel: &Kernel) -> Common {
+fn common(process: &Process, options: &Options, survey: &Survey, kernel: &Kernel) -> Common {
     let (namespace, tgid) = PidNamespace::of(process.pid);
     Common {
         tgid,
@@ -310,7 +310,7 @@ pub(crate) fn common(process: &Process, options: &Options, survey: &Survey, kern
 }
 
 /// Before loading: only the programs of the plan, and the ring's size.
-pub(crate) fn prepare(object: &mut OpenObject, survey: &Survey, attach: Attach, ring_bytes: u32) {
+fn prepare(object: &mut OpenObject, survey: &Survey, attach: Attach, ring_bytes: u32) {
     let uprobes = survey.uprobes();
     for mut program in object.progs_mut() {
         let name = program.name().to_string_lossy().into_owned();
@@ -330,7 +330,7 @@ pub(crate) fn prepare(object: &mut OpenObject, survey: &Survey, attach: Attach, 
 }
 
 /// Attaches every program of the plan.
-pub(crate) fn attach(object: &Object, survey: &Survey, attach: Attach, pid: u32) -> Result<Vec<Link>, Error> {
+fn attach(object: &Object, survey: &Survey, attach: Attach, pid: u32) -> Result<Vec<Link>, Error> {
     let mut links = Vec::new();
     let kernel = survey.kernel_probes();
     for program in object.progs_mut() {
@@ -414,11 +414,13 @@ pub(crate) struct Recorder {
     pub(crate) software: Software,
 }
 
+/// Whether a value of such a map is a command that was counted as seen.
+pub(crate) type Counted = fn(&[u8]) -> bool;
+
 /// A map with commands that are under way, and how to read its values.
 pub(crate) struct InFlight {
     pub(crate) map: MapHandle,
-    /// Whether a value is a command that was counted as seen.
-    pub(crate) counted: fn(&[u8]) -> bool,
+    pub(crate) counted: Counted,
 }
 
 impl std::fmt::Debug for Recorder {
@@ -438,6 +440,75 @@ pub(crate) struct Maps {
     pub(crate) connections: MapHandle,
     pub(crate) sockets: MapHandle,
     pub(crate) in_flight: Vec<InFlight>,
+}
+
+/// What is known of a process before its side's programs are opened. `L` is the side's layout.
+pub(crate) struct Chosen<L> {
+    side: Side,
+    pub(crate) survey: Survey,
+    pub(crate) layout: L,
+    pub(crate) common: Common,
+    how: Attach,
+    software: Software,
+    states: SubsystemStates,
+}
+
+impl<L> Chosen<L> {
+    /// Finds the hooks and the layout in the process's binaries.
+    pub(crate) fn of(
+        side: Side,
+        process: &Process,
+        options: &Options,
+        survey: impl FnOnce(&BinarySet, &Options, &Kernel) -> Result<Survey, Error>,
+        layout: impl FnOnce(&BinarySet, &Survey) -> Result<L, Error>,
+    ) -> Result<Chosen<L>, Error> {
+        check(process)?;
+        let set = binaries(process, options.layout.as_deref(), options.debug_file.as_deref())?;
+        let kernel = Kernel::default();
+        let survey = survey(&set, options, &kernel)?;
+        Ok(Chosen {
+            side,
+            layout: layout(&set, &survey)?,
+            common: common(process, options, &survey, &kernel),
+            how: Attach::here(options),
+            software: software(&set, process),
+            states: subsystem_states(&set),
+            survey,
+        })
+    }
+
+    /// The error for what the kernel or libbpf refuses to do with the side's programs.
+    pub(crate) fn refused(&self, what: &str) -> impl FnOnce(libbpf_rs::Error) -> Error + use<L> {
+        let what = format!("{what} the {}'s programs", self.side);
+        move |source| Error::Bpf { what, source }
+    }
+
+    /// Before loading: only the programs that were chosen, and the ring's size.
+    pub(crate) fn prepare(&self, object: &mut OpenObject, ring_bytes: u32) {
+        prepare(object, &self.survey, self.how, ring_bytes);
+    }
+
+    /// Attaches what is loaded. `in_flight` names the maps with commands that are under way, and how to read them.
+    pub(crate) fn attach(
+        self,
+        object: &Object,
+        process: &Process,
+        in_flight: &[(&str, Counted)],
+    ) -> Result<Recorder, Error> {
+        let under_way = in_flight
+            .iter()
+            .map(|(name, counted)| Ok(InFlight { map: map(object, name)?, counted: *counted }))
+            .collect::<Result<_, Error>>()?;
+        let maps = Maps {
+            ring: map(object, "ring")?,
+            counters: map(object, "counters")?,
+            connections: map(object, "connections")?,
+            sockets: map(object, "sockets")?,
+            in_flight: under_way,
+        };
+        let links = attach(object, &self.survey, self.how, process.pid)?;
+        Recorder::new(self.side, maps, links, process, self.survey, self.software, self.states)
+    }
 }
 
 /// The handle of a map by its name.

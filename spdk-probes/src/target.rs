@@ -6,7 +6,7 @@ use libbpf_rs::OpenObject;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use run_format::Side;
 
-use crate::loader::{self, Attach, InFlight, Maps, Recorder, fill_common, fill_layout, source_of_recorder};
+use crate::loader::{self, Chosen, Counted, Recorder, fill_common, fill_layout, source_of_recorder};
 use crate::plan::{Kernel, Survey};
 use crate::process::Process;
 use crate::resolve::BinarySet;
@@ -30,39 +30,18 @@ impl Target {
     /// When rights are missing, the process is gone or is no SPDK target, its functions or structures can
     /// not be found, or the kernel refuses a program.
     pub fn attach(process: &Process, options: &Options) -> Result<Target, Error> {
-        loader::check(process)?;
-        let set = loader::binaries(process, options.layout.as_deref(), options.debug_file.as_deref())?;
-        let kernel = Kernel::default();
-        let survey = survey(&set, options, &kernel)?;
-        let layout = layout(&set, &survey)?;
-        let common = loader::common(process, options, &survey, &kernel);
-        let how = Attach::here(options);
-        let refused = |what: &str| {
-            let what = format!("{what} the target's programs");
-            move |source| Error::Bpf { what, source }
-        };
-
+        let chosen = Chosen::of(Side::Target, process, options, survey, layout)?;
         let mut storage = MaybeUninit::<OpenObject>::uninit();
-        let mut open = skeleton::TargetSkelBuilder::default().open(&mut storage).map_err(refused("open"))?;
+        let mut open =
+            skeleton::TargetSkelBuilder::default().open(&mut storage).map_err(chosen.refused("open"))?;
         if let Some(rodata) = open.maps.rodata_data.as_mut() {
-            fill_common!(rodata, &common);
-            rodata.layout = layout;
+            fill_common!(rodata, &chosen.common);
+            rodata.layout = chosen.layout;
         }
-        loader::prepare(open.open_object_mut(), &survey, how, options.ring_bytes);
-        let loaded = open.load().map_err(refused("load"))?;
-        let object = loaded.object();
-        let in_flight = InFlight { map: loader::map(object, "in_flight")?, counted: |_| true };
-        let maps = Maps {
-            ring: loader::map(object, "ring")?,
-            counters: loader::map(object, "counters")?,
-            connections: loader::map(object, "connections")?,
-            sockets: loader::map(object, "sockets")?,
-            in_flight: vec![in_flight],
-        };
-        let links = loader::attach(object, &survey, how, process.pid)?;
-        let software = loader::software(&set, process);
-        let states = loader::subsystem_states(&set);
-        Recorder::new(Side::Target, maps, links, process, survey, software, states).map(Target)
+        chosen.prepare(open.open_object_mut(), options.ring_bytes);
+        let loaded = open.load().map_err(chosen.refused("load"))?;
+        let under_way: &[(&str, Counted)] = &[("in_flight", |_| true)];
+        chosen.attach(loaded.object(), process, under_way).map(Target)
     }
 
     /// How each boundary is taken, with what was passed over for it.
