@@ -386,10 +386,7 @@ fn everything_is_recorded(kernel: Kernel) -> Result<()> {
         (Backing::File("/tmp/ext4/file"), Some(false)),
         (Backing::Buffered("/tmp/file"), Some(false)),
     ];
-    let mut reads = String::from(
-        "fio --ioengine=libaio --iodepth=4 --direct=1 --time_based --runtime=5 --rw=randread --bs=4k",
-    );
-    let mut resets = String::new();
+    let mut read = Vec::new();
     for transport in TRANSPORTS {
         // The drivers of the second are not there yet when the first is recorded.
         let roce_address = match transport {
@@ -414,8 +411,7 @@ fn everything_is_recorded(kernel: Kernel) -> Result<()> {
         for (nsid, (_, drive)) in (1..).zip(storage) {
             let block = add(&controller, nsid, if nsid == 1 { MANY } else { FEW }, drive)?;
             if nsid == 1 {
-                reads.push_str(&format!(" --name={} --filename={block}", transport.name()));
-                resets.push_str(&format!("echo 1 > /sys/class/nvme/{}/reset_controller; ", controller.name));
+                read.push((transport, controller.name.clone(), block));
             }
         }
         if transport == Transport::Tcp {
@@ -454,7 +450,7 @@ fn everything_is_recorded(kernel: Kernel) -> Result<()> {
             ensure!(class(&classes, name, "write", 65536)?["commands"].as_u64() >= Some(30));
         }
     }
-    a_reconnect_makes_new_queues(&both, &format!("sh -c '{reads} > /dev/null & sleep 2; {resets} wait $!'"))?;
+    a_reconnect_makes_new_queues(&both, &read)?;
     both.end()
 }
 
@@ -471,21 +467,39 @@ fn both_queues_were_used(pair: &Pair, host: &Path, device: &str) -> Result<()> {
     Ok(())
 }
 
-/// Both controllers are reset while they read: each has connections of its own before and after.
-fn a_reconnect_makes_new_queues(both: &Both, load: &str) -> Result<()> {
-    let (host, target) = both.record("reset", load)?;
+/// Each of these controllers is reset while it reads from its device: it has connections of its own before and
+/// after, and what went over them is joined with what went over the same.
+fn a_reconnect_makes_new_queues(both: &Both, read: &[(Transport, String, String)]) -> Result<()> {
+    // A hundred reads are done before each reset, and a hundred after it.
+    let mut script = String::from(
+        "reads() { cat /sys/class/nvme/$1/nvme*c*n*/stat | awk '{ done += $1 } END { print done }'; }\n\
+         more() { at=$(($(reads $1) + 100)); until [ $(reads $1) -ge $at ]; do kill -0 $fio || exit 9; \
+         sleep 0.05; done; }\n\
+         fio --ioengine=libaio --iodepth=4 --direct=1 --time_based --runtime=600 --rw=randread --bs=4k",
+    );
+    for (transport, _, block) in read {
+        script.push_str(&format!(" --name={} --filename={block} --size=32m", transport.name()));
+    }
+    script.push_str(" > /dev/null & fio=$!\n");
+    for (_, controller, _) in read {
+        script.push_str(&format!(
+            "more {controller}; echo 1 > /sys/class/nvme/{controller}/reset_controller; more {controller}\n"
+        ));
+    }
+    script.push_str("kill -INT $fio; wait $fio; exit 0\n");
+    both.vm.sh(&format!("cat > /tmp/reset.sh <<'END'\n{script}END"))?;
+    let (host, target) = both.record("reset", "sh /tmp/reset.sh")?;
     let pair = Pair::join(&host, &target)?;
     let (ours, theirs) = (Run::open(&host)?.queues()?, Run::open(&target)?.queues()?);
     let used: BTreeSet<i64> = pair.host.full("queue")?.into_iter().collect();
-    let mut connections = BTreeMap::<&'static str, usize>::new();
-    for (id, queue) in &ours {
-        if used.contains(&i64::from(id.0)) {
-            *connections.entry(queue.transport.name()).or_default() += 1;
+    for (transport, ..) in read {
+        for existed in [true, false] {
+            let found = ours.iter().any(|(id, q)| {
+                used.contains(&i64::from(id.0)) && q.transport == wire(*transport) && q.existed == existed
+            });
+            let when = if existed { "before" } else { "after" };
+            ensure!(found, "nothing over {} {when} the reset: {ours:#?}", transport.name());
         }
-    }
-    // One queue at least before and one after.
-    for transport in TRANSPORTS {
-        ensure!(connections.get(transport.name()) >= Some(&2), "{connections:?}: {ours:?}");
     }
     let (queue, of) = (pair.host.full("queue")?, pair.target.full("queue")?);
     for p in pair.joined.pairs() {

@@ -283,7 +283,7 @@ impl Pair {
 
     /// The stages of every pair add up to the host's latency, none is negative.
     fn adds_up(&self) -> Result<()> {
-        let queued = self.host.full("h_queued")?;
+        let queued = self.host.column("h_queued")?;
         // Where no hook takes h_end, h_done stands for it.
         let not_taken = self
             .joined
@@ -291,11 +291,12 @@ impl Pair {
             .hooks
             .iter()
             .any(|h| h.boundary == Boundary::HEnd && h.hook.is_none());
-        let end = self.host.full(if not_taken { "h_done" } else { "h_end" })?;
+        let end = self.host.column(if not_taken { "h_done" } else { "h_end" })?;
         for pair in self.joined.pairs() {
             let row = pair.host_row as usize;
             let stages = self.joined.stages(*pair).context("a pair without stages")?;
-            ensure!(stages.latency == end[row] - queued[row], "row {row}: {stages:?}");
+            let (queued, end) = (queued[row].context("no h_queued")?, end[row].context("no end")?);
+            ensure!(stages.latency == end - queued, "row {row}: {stages:?}");
             ensure!(stages.stages.iter().sum::<i64>() == stages.latency, "row {row}: {stages:?}");
             ensure!(stages.stages.iter().all(|&s| s >= 0), "row {row}: {stages:?}");
         }
