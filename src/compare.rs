@@ -29,7 +29,9 @@ pub fn run(options: &Compare) -> Result<ExitCode> {
     let comparison = joiner::compare(&inputs(base)?, &inputs(new)?, &how)?;
     let text = match options.format {
         CompareFormat::Table => comparison.to_table(options.detail),
-        CompareFormat::Json => serde_json::to_string_pretty(&comparison).context("write the comparison")? + "\n",
+        CompareFormat::Json => {
+            serde_json::to_string_pretty(&comparison).context("write the comparison")? + "\n"
+        }
         CompareFormat::Markdown => comparison.to_markdown(),
         CompareFormat::Junit => comparison.to_junit(),
     };

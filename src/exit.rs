@@ -29,9 +29,9 @@ pub fn code(result: Result<ExitCode>) -> ExitCode {
         Err(error) if error.chain().any(|cause| cause.is::<ReaderGone>()) => ExitCode::SUCCESS,
         Err(error) => {
             say(&text(&error));
-            let too_little = error
-                .chain()
-                .any(|cause| matches!(cause.downcast_ref(), Some(error) if joiner::Error::is_too_little(error)));
+            let too_little = error.chain().any(
+                |cause| matches!(cause.downcast_ref(), Some(error) if joiner::Error::is_too_little(error)),
+            );
             if too_little { ExitCode::from(TOO_LITTLE) } else { ExitCode::FAILURE }
         }
     }

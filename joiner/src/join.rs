@@ -416,13 +416,7 @@ impl Prepared {
                 true => (0, order::key(opcode, slba, nlb)),
                 false => (cid, key(opcode, nsid, slba, nlb, position)),
             };
-            items.push(Item {
-                lane: lane(link, cid),
-                key,
-                begin,
-                end,
-                row: row as u32,
-            });
+            items.push(Item { lane: lane(link, cid), key, begin, end, row: row as u32 });
         }
         Prepared { lanes: Lanes::new(items), fates }
     }

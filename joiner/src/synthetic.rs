@@ -92,10 +92,10 @@ impl Default for Weather {
         Weather {
             wander: 0.05,
             wander_ns: 10e6,
-            drift: 0.003,
-            bursts: 4.0,
-            burst_ns: 15e6,
-            burst_factor: 1.6,
+            drift: 0.0005,
+            bursts: 2.0,
+            burst_ns: 10e6,
+            burst_factor: 1.5,
             run_to_run: 0.003,
         }
     }

@@ -302,7 +302,7 @@ fn written_and_read_it_is_the_same() {
 
 /// Whether a value is what a schema says, as far as the report's schema goes: `$ref`, `anyOf`, `type`,
 /// `const`, `enum`, `required`, `properties`, `additionalProperties`, `items`, `minimum`.
-fn fits(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
+pub(crate) fn fits(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
     let no = |why: &str| Err(format!("{value} {why} of {schema}"));
     if let Some(name) = schema["$ref"].as_str() {
         let part = root.pointer(name.strip_prefix('#').unwrap()).ok_or(format!("no {name}"))?;

@@ -2,6 +2,7 @@
 //! that moved together with one of these may have moved because of it. What runs do not record is named too.
 
 use super::input::{Reading, Sample};
+use super::resample::BETWEEN_RUNS;
 use super::{ClassName, Form};
 use crate::describe::wall_clock;
 use run_format::{Manifest, Side};
@@ -203,11 +204,11 @@ fn significant(v: f64) -> String {
 pub(crate) fn notes(base: &[Reading], new: &[Reading], form: Form) -> Vec<String> {
     let mut notes = Vec::new();
     match form {
-        Form::Single => notes.push(
-            "one run a side: this tells these two runs apart, not two systems, which differ from run to run by more than a run shows; \
-             for systems, give several runs of each: BASE... --against NEW..."
-                .to_owned(),
-        ),
+        Form::Single => notes.push(format!(
+            "one run a side: this tells two runs apart, not two systems: that runs of one system differ by {:.1} % is assumed, and many differ by more; \
+             for systems, give several runs of each: BASE... --against NEW...",
+            BETWEEN_RUNS * 100.0
+        )),
         Form::Repeated => {
             let fewest = base.len().min(new.len());
             if fewest < 5 {

@@ -76,8 +76,8 @@ impl Comparison {
         self.write_alone(out, "\n")?;
         writeln!(
             out,
-            "\nAll intervals hold together with {:.4} % confidence; a change counts from {} or {} on, whichever is larger.",
-            self.confidence * 100.0,
+            "\nAll intervals hold together with {} confidence; a change counts from {} or {} on, whichever is larger.",
+            share(self.confidence),
             share(self.floor.share),
             time(self.floor.ns)
         )?;
@@ -297,7 +297,7 @@ fn told(c: &Cell) -> String {
 }
 
 fn share(share: f64) -> String {
-    let text = format!("{:.2}", share * 100.0);
+    let text = format!("{:.4}", share * 100.0);
     format!("{} %", text.trim_end_matches('0').trim_end_matches('.'))
 }
 

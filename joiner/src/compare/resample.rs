@@ -5,7 +5,9 @@
 //! A block is at least 50 ms long where the run allows it, and longer where the figures hang together for longer
 //! (the rule of Politis and White, 2004, with the correction of Patton, Politis and White, 2009); a run has
 //! 12 to 32 blocks. As what hangs together beyond a block is missed, the variance is extrapolated from blocks of
-//! half the length where it still grows with it. The numbers are seeded: the same runs give the same figures.
+//! half the length where it still grows with it. Where a figure drifts over the run, another run would have met
+//! another part of the drift: what it drifted by beyond what chance alone gives adds to the error, as if the run's
+//! place in the drift were chance. The numbers are seeded: the same runs give the same figures.
 
 use super::Statistic;
 use super::slices::{Ladder, MIDDLE, Slices};
@@ -18,6 +20,9 @@ const REPLICATES: usize = 400;
 const BLOCKS: (usize, usize) = (32, 12);
 /// The least length of a block, where the run allows it, ns.
 const SHORTEST_NS: f64 = 50e6;
+/// By how much runs of one system are taken to differ where there is only one on each side and so nothing shows
+/// it: the standard deviation as a share of the figure. Repeated runs put what they show in its place.
+pub(crate) const BETWEEN_RUNS: f64 = 0.005;
 /// The seed, for every run the same, so that nothing depends on the order in which runs are given.
 const SEED: u64 = 0x6661_6273_636f_7065;
 
@@ -55,6 +60,8 @@ pub(crate) fn estimate(slices: &Slices) -> OfRun {
         .into_par_iter()
         .map(|row| {
             let (typical, d) = slices.figures[row];
+            let drift = drift(slices, row, whole.variance(slices, row, Statistic::Typical));
+            let drift = if typical > 0.0 { drift / (typical * typical) } else { 0.0 };
             Statistic::ALL.map(|statistic| {
                 if u64::from(n) < statistic.needs() {
                     return None;
@@ -69,12 +76,35 @@ pub(crate) fn estimate(slices: &Slices) -> OfRun {
                 };
                 let long = whole.variance(slices, row, statistic);
                 let short = half.variance(slices, row, statistic);
-                let variance = long.max(2.0 * long - short);
+                // Evenly spread over what it drifted by.
+                let by_drift = drift * value * value / 12.0;
+                let variance = long.max(2.0 * long - short) + by_drift;
                 Some(Estimate { value, error: variance.sqrt(), freedom })
             })
         })
         .collect();
     OfRun { estimates, block_ns: block as f64 * slices.length, too_short }
+}
+
+/// By how much a row's typical value changed from the run's beginning to its end, by the straight line through
+/// it: squared, less what chance gives on average. `variance` is that of the typical value.
+fn drift(slices: &Slices, row: usize, variance: f64) -> f64 {
+    let m = slices.count();
+    let (mut weighted, mut squares, mut typical) = (0.0, 0.0, 0.0);
+    for (slice, deviation) in slices.deviations[row].iter().enumerate() {
+        let commands = f64::from(slices.commands[slice + 1] - slices.commands[slice]);
+        // From -1/2 to 1/2 over the run.
+        let time = (slice as f64 + 0.5) / m as f64 - 0.5;
+        weighted += time * deviation;
+        squares += time * time * commands * (MIDDLE.1 - MIDDLE.0);
+        typical += commands * (MIDDLE.1 - MIDDLE.0);
+    }
+    if squares <= 0.0 {
+        return 0.0;
+    }
+    let slope = weighted / squares;
+    // The slope's variance by the mean's: both are sums over the same commands.
+    (slope * slope - variance * typical / squares).max(0.0)
 }
 
 /// As many blocks of equal size would be worth as much as these, of which some may hold few commands.
@@ -246,7 +276,10 @@ pub(crate) fn combine(runs: &[Estimate], spread: Option<Spread>) -> Option<Estim
     let first = runs.first()?;
     let value = runs.iter().map(|r| r.value).sum::<f64>() / n;
     let within = runs.iter().map(|r| r.error * r.error).sum::<f64>() / (n * n);
-    let Some(spread) = Spread::of(runs).or(spread) else { return Some(*first) };
+    let Some(spread) = Spread::of(runs).or(spread) else {
+        let error = first.error.hypot(BETWEEN_RUNS * value);
+        return Some(Estimate { error, ..*first });
+    };
     // Few runs may lie close together by chance, but not closer than each is known.
     let variance = (spread.variance / n).max(within);
     Some(Estimate { value, error: variance.sqrt(), freedom: spread.freedom })

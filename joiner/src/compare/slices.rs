@@ -12,7 +12,7 @@ const SLICES: usize = 256;
 /// Commands that places of cuts are found among.
 const PILOT: usize = 1 << 17;
 /// Cuts on either side of a percentile.
-const CUTS: usize = 32;
+const CUTS: usize = 20;
 /// Shares of the commands, by latency, between which the typical ones lie.
 pub(crate) const MIDDLE: (f64, f64) = (0.05, 0.95);
 /// The percentiles that rows are compared by.

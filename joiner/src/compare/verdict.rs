@@ -3,9 +3,9 @@
 //!
 //! All intervals of a comparison hold together with the asked confidence (Bonferroni). Half of the error is spent
 //! on the typical values, which answer "did it move?", half on all other figures, which are more and noisier.
-//! `moved` is said where the whole interval lies beyond the floor, `same` where it lies within, and `cannot
-//! tell` otherwise: so neither noise nor a change too small to matter makes a `moved`, and a lack of data never
-//! makes a `same`.
+//! `moved` is said where the interval leaves out 0 and the change is larger than the floor, `same` where the whole
+//! interval lies within the floor, and `cannot tell` otherwise: so neither noise nor a change too small to matter
+//! makes a `moved`, and a lack of data never makes a `same`.
 
 use super::input::{ClassKey, Reading, Sample};
 use super::moments::{BoundaryPair, Plan, rows};
@@ -21,9 +21,9 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It surely changed by more than the floor.
+    /// It surely changed, and by more than the floor.
     Moved,
-    /// It surely changed by less than the floor, if at all.
+    /// If it changed, then surely by less than the floor.
     Same,
     /// The data says neither.
     CannotTell,
@@ -245,7 +245,7 @@ fn cell((base, new): Both, chance: Option<f64>, floor: &Floor) -> Cell {
     let least = floor.at(base.value);
     let verdict = match reach {
         None => Verdict::CannotTell,
-        Some(reach) if difference.abs() - reach > least => Verdict::Moved,
+        Some(reach) if difference.abs() > reach && difference.abs() > least => Verdict::Moved,
         Some(reach) if difference.abs() + reach <= least => Verdict::Same,
         Some(_) => Verdict::CannotTell,
     };
@@ -260,7 +260,7 @@ fn cell((base, new): Both, chance: Option<f64>, floor: &Floor) -> Cell {
         ratio: ratio.map(|r| r.0),
         ratio_low: around.map(|a| a.0),
         ratio_high: around.map(|a| a.1),
-        detectable_ns: reach.map(|r| r + least),
+        detectable_ns: reach.map(|r| r.max(least)),
         verdict,
     }
 }
