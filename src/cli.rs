@@ -63,6 +63,8 @@ pub enum SourceKind {
     /// SPDK's own trace ring, switched on by RPC meanwhile: a fraction of the cost, and no symbols or debug
     /// information needed. It tells no cid, so the join matches by order.
     Trace,
+    /// The trace ring for all times, and one uprobe a command for who it is: an exact key and one trap.
+    Hybrid,
 }
 
 #[derive(Debug, Args)]

@@ -29,8 +29,12 @@ pub fn run(what: &Record) -> Result<ExitCode> {
     // --force removes anything.
     RunWriter::may_create(output(common, side), common.force)?;
     workload::check(&common.command)?;
-    if let Record::Target(RecordTarget { source: SourceKind::Trace, rpc, .. }) = what {
-        return trace(common, rpc.as_deref(), &signals);
+    if let Record::Target(RecordTarget { source, rpc, .. }) = what
+        && *source != SourceKind::Uprobe
+    {
+        let identities = (*source == SourceKind::Hybrid).then(|| spdk_options(common));
+        let options = spdk_probes::TraceOptions { rpc: rpc.clone(), identities };
+        return trace(common, &options, &signals);
     }
     source(side, common, *kernel, &signals)
 }
@@ -41,11 +45,11 @@ fn check_source(options: &RecordTarget) -> Result<()> {
     match options.source {
         SourceKind::Uprobe if options.rpc.is_some() => {
             bail!(
-                "--rpc is for SPDK's tracepoints, and uprobes need none: give --source trace with it, or leave it out"
+                "--rpc is for SPDK's tracepoints, and uprobes need none: give --source trace or hybrid with it, or leave it out"
             )
         }
         SourceKind::Trace if common.sample > 1 => bail!(
-            "--sample chooses by the cid, and SPDK's trace ring has none: leave --sample out, or record with --source uprobe"
+            "--sample chooses by the cid, and SPDK's trace ring has none: leave --sample out, or record with --source hybrid or uprobe"
         ),
         SourceKind::Trace if common.layout.is_some() || common.debug_file.is_some() => bail!(
             "--layout and --debug-file are for uprobes; SPDK's trace ring needs neither: leave them out"
@@ -55,16 +59,15 @@ fn check_source(options: &RecordTarget) -> Result<()> {
 }
 
 /// Records an SPDK target by its trace ring.
-fn trace(common: &RecordCommon, rpc: Option<&Path>, signals: &Signals) -> Result<ExitCode> {
+fn trace(common: &RecordCommon, options: &spdk_probes::TraceOptions, signals: &Signals) -> Result<ExitCode> {
     let plan = plan(common, Side::Target);
     match software::find(Side::Target, false, common.spdk.as_deref())? {
         Software::Spdk(process) => {
-            let options = spdk_probes::TraceOptions { rpc: rpc.map(Path::to_owned) };
-            recorder::record(spdk_probes::TraceTarget::attach(&process, &options)?, &plan, signals)
+            recorder::record(spdk_probes::TraceTarget::attach(&process, options)?, &plan, signals)
         }
         Software::Kernel => {
             bail!(
-                "--source trace is for SPDK's target, and the kernel's would be recorded: name the program with --spdk"
+                "--source is for SPDK's target, and the kernel's would be recorded: name the program with --spdk"
             )
         }
     }

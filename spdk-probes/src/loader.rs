@@ -72,7 +72,7 @@ impl PidNamespace {
     const FIRST: u64 = 0xEFFF_FFFC;
 
     /// The process's namespace and its number there; the machine's own where this process is in that.
-    fn of(pid: u32) -> (PidNamespace, u32) {
+    pub(crate) fn of(pid: u32) -> (PidNamespace, u32) {
         use std::os::unix::fs::MetadataExt;
         let meta = |pid: &str| std::fs::metadata(format!("/proc/{pid}/ns/pid"));
         if meta("self").map_or(Self::FIRST, |meta| meta.ino()) == Self::FIRST {

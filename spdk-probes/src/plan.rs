@@ -688,7 +688,7 @@ fn pack_place(place: Place, more: i64) -> Option<u32> {
 }
 
 /// What a program is told at a site: where its arguments are. A place that does not fit was never chosen.
-fn cookie_of(arguments: &[Place]) -> u64 {
+pub(crate) fn cookie_of(arguments: &[Place]) -> u64 {
     arguments.iter().enumerate().fold(0, |cookie, (which, place)| {
         let packed = pack_place(*place, 0).unwrap_or(0);
         cookie | u64::from(packed) << (messages::SPDK_ARGUMENT_BITS as usize * which)

@@ -50,6 +50,8 @@ pub(crate) struct Identity {
     pub(crate) nsid: u32,
     pub(crate) slba: u64,
     pub(crate) nlb0: u16,
+    /// Bytes of data.
+    pub(crate) bytes: u32,
     /// Whether sampling keeps it.
     pub(crate) kept: bool,
 }
@@ -701,6 +703,7 @@ fn command(
         command.nsid = identity.nsid;
         command.slba = identity.slba;
         command.nlb0 = identity.nlb0;
+        command.bytes = identity.bytes;
     }
     if pending.resp == 0 {
         command.flags |= Command::CANCELED;

@@ -1,11 +1,13 @@
-//! SPDK's own trace ring as a source of a target's commands: no symbols, no debug information and no BPF. It
-//! switches the tracepoints on over the target's RPC, reads the ring's shared memory, and writes nothing there.
+//! SPDK's own trace ring as a source of a target's commands: no symbols, no debug information and no BPF, unless one
+//! uprobe is to tell who the commands are. It switches the tracepoints on over the target's RPC, reads the ring's
+//! shared memory, and writes nothing there.
 
 mod assemble;
 mod directory;
 mod events;
 mod find;
 mod follow;
+mod identity;
 pub(crate) mod layout;
 mod memory;
 mod owners;
@@ -26,11 +28,12 @@ use std::time::Duration;
 use run_format::{Boundary, Counters, Hook, Kind, Lost, QueueId, Side, Sink, Software, Source};
 
 use crate::ring::has_ended;
-use crate::{Error, Process};
+use crate::{Error, Options, Process};
 use assemble::{Assembler, Out};
 use directory::{Asking, Directory};
 use events::{Events, WANTED};
 use follow::Follower;
+use identity::Probe;
 use layout::Layout;
 use memory::Shared;
 use reader::{Reader, Work};
@@ -50,6 +53,9 @@ const RECORD_NS: u32 = 40;
 pub struct TraceOptions {
     /// The target's RPC socket; where there is none, it is found.
     pub rpc: Option<PathBuf>,
+    /// Takes who a command is from one uprobe, placed by these options; without, only the ring is read, and no
+    /// command has a cid.
+    pub identities: Option<Options>,
 }
 
 /// A target that is recorded by its trace ring. Dropping it switches the tracepoints off that it switched on.
@@ -61,6 +67,7 @@ pub struct TraceTarget {
     /// The tracepoint that commands begin with.
     beginning: Option<u16>,
     reader: Reader,
+    probe: Option<Probe>,
     hooks: Vec<Hook>,
     software: Software,
     pidfd: OwnedFd,
@@ -91,13 +98,22 @@ impl TraceTarget {
         let refused = |error: rpc::RpcError| Error::TraceRpc { pid: process.pid, why: error.to_string() };
         // What the target can not say is only missing in the queues.
         let directory = Directory::ask(&rpc).unwrap_or_default();
+        // The uprobe is there before the first tracepoint, so that no command has times and no name.
+        let (probe, sent) = match &options.identities {
+            Some(options) => {
+                let (probe, sent) = Probe::attach(process, options)?;
+                (Some(probe), Some(Box::new(sent) as Box<dyn reader::Identities>))
+            }
+            None => (None, None),
+        };
         let began = ticks::now();
         let followers = layout.lcores.iter().map(|lcore| Follower::new(&file, &layout, *lcore));
         let followers: Option<Vec<Follower>> = followers.collect();
         let followers = followers.ok_or_else(|| bad("it was cut".to_owned()))?;
         let numbers = layout.lcores.iter().map(|lcore| lcore.number);
-        let assembler = Assembler::new(Arc::clone(&file), layout.owners, numbers, false, began, directory);
-        let (hooks, software) = (hooks(&events, &ticks), software(process, &rpc));
+        let assembler =
+            Assembler::new(Arc::clone(&file), layout.owners, numbers, probe.is_some(), began, directory);
+        let (hooks, software) = (hooks(&events, &ticks, probe.as_ref()), software(process, &rpc));
         let (masks, beginning) = (events.masks(), events.number(events::Kind::New));
         let work = Work {
             file: Arc::clone(&file),
@@ -106,7 +122,7 @@ impl TraceTarget {
             ticks,
             assembler,
             asking: Asking::new(rpc.clone()),
-            identities: None,
+            identities: sent,
         };
         let reader = Reader::start(work);
         // The reader is there before anything comes.
@@ -125,6 +141,7 @@ impl TraceTarget {
             info,
             beginning,
             reader,
+            probe,
             hooks,
             software,
             pidfd: process.watch()?,
@@ -186,13 +203,22 @@ fn target(pid: u32, ring: &Path, named: Option<&Path>) -> Result<(Rpc, Info), Er
 }
 
 /// How each boundary is taken.
-fn hooks(events: &Events, ticks: &Ticks) -> Vec<Hook> {
+fn hooks(events: &Events, ticks: &Ticks, probe: Option<&Probe>) -> Vec<Hook> {
     let mut hooks: Vec<Hook> = Vec::new();
     for (name, kind, boundary) in WANTED {
         let Some(boundary) = *boundary else { continue };
         let there = events.number(*kind).is_some();
         let why = match boundary {
-            Boundary::TRecv => Some(format!("ticks are made times within {} ns", ticks.error())),
+            Boundary::TRecv => {
+                let within = format!("ticks are made times within {} ns", ticks.error());
+                Some(match probe {
+                    None => format!("{within}; no cid is known, so commands are joined by their order"),
+                    Some(probe) => format!(
+                        "{within}; who a command is tells a uprobe on {}+{} ({})",
+                        probe.site.symbol, probe.site.offset_in_function, probe.site.instruction
+                    ),
+                })
+            }
             Boundary::TR2t => Some("when the R2T was queued, not when it was sent".to_owned()),
             Boundary::TSent if there => Some(
                 "after the send returned; none on connections within this machine, where the host may be first"
@@ -271,8 +297,8 @@ impl Source for TraceTarget {
 
     fn stop(&mut self, sink: &mut dyn Sink) -> Result<(), Error> {
         // Beginnings first, so that what has begun is seen to its end.
-        let first = self.beginning.map_or(Ok(()), |number| self.switch.off_first(&self.info, number));
         self.reader.closing();
+        let first = self.beginning.map_or(Ok(()), |number| self.switch.off_first(&self.info, number));
         if !self.ended() {
             std::thread::sleep(LAST_COMMANDS);
         }
@@ -281,6 +307,9 @@ impl Source for TraceTarget {
             std::thread::sleep(LAST_RECORD);
         }
         self.reader.stop();
+        if let Some(probe) = &mut self.probe {
+            probe.detach();
+        }
         let out = self.reader.take(Duration::ZERO);
         self.hand_over(out, sink);
         match off {
@@ -295,9 +324,12 @@ impl Source for TraceTarget {
     fn counters(&self) -> Result<Counters, Error> {
         Ok(self.reader.look(|state| {
             let tally = &state.tally;
+            // An identity is missing where it did not fit into the programs' ring, or could not be read.
+            let ring_full = self.probe.as_ref().map_or(0, |probe| probe.lost().min(tally.unidentified));
             let lost = Lost {
+                ring_full,
                 unfinished: tally.unfinished,
-                unreadable: tally.unidentified,
+                unreadable: tally.unidentified - ring_full,
                 overwritten: tally.overwritten + state.missing,
                 ..Lost::default()
             };

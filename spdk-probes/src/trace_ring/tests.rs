@@ -639,6 +639,7 @@ mod assembling {
             nsid: 3,
             slba: u64::from(cid),
             nlb0: 7,
+            bytes: 4096,
             kept,
         };
         for (n, kept) in [(1u16, true), (2, false), (3, true)] {

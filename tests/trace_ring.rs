@@ -1,0 +1,251 @@
+//! Records a real SPDK target by its trace ring (`record target --source trace`), beside uprobes and beside
+//! `spdk_nvme_perf`. Needs an SPDK build, whose directory is in `SPDK_BUILD`; says so and tests nothing where there
+//! is none.
+
+mod support;
+
+use anyhow::{Context, Result, ensure};
+use joiner::JoinOptions;
+use nix::sys::signal::Signal;
+use run_format::{Command, Run};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+use support::spdk::{Perf, Target};
+use support::{Pair, Recording, Rows, fabscope};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// A uprobe's own time stands between its timestamp and the ring's, and that of the probes between two boundaries.
+const APART_NS: i64 = 8_000;
+
+/// The tracepoints that a target has switched on, by group.
+fn switched_on(target: &Target) -> Result<HashMap<String, String>> {
+    let info = target.rpc(&["trace_get_info"])?;
+    let groups = info.as_object().context("no object")?.iter().filter_map(|(name, group)| {
+        let mask = group.get("tpoint_mask")?.as_str()?;
+        (mask != "0x0").then(|| (name.clone(), mask.to_owned()))
+    });
+    Ok(groups.collect())
+}
+
+/// Joins by order. The addresses of a sequential load are the truth that the joiner does not need.
+fn join(host: &Path, target: &Path) -> Result<Pair> {
+    let (host, target) = (Run::open(host)?, Run::open(target)?);
+    for run in [&host, &target] {
+        support::counters_are_exact(run)?;
+    }
+    let joined = joiner::join(&host, &target, &JoinOptions::default())?;
+    let pair = Pair { joined, host: Rows::read(&host)?, target: Rows::read(&target)? };
+    for name in ["opcode", "nsid", "slba", "nlb", "bytes"] {
+        let (ours, theirs) = (pair.host.column(name)?, pair.target.column(name)?);
+        for p in pair.joined.pairs() {
+            let (h, t) = (ours[p.host_row as usize], theirs[p.target_row as usize]);
+            ensure!(h == t, "{name} is {h:?} on the host and {t:?} on the target: {p:?}");
+        }
+    }
+    Ok(pair)
+}
+
+/// The row of each command by its address, which a sequential load uses once.
+fn by_address(rows: &Rows) -> Result<HashMap<(i64, i64), usize>> {
+    let keys = rows.full("opcode")?.into_iter().zip(rows.full("slba")?);
+    Ok(keys.enumerate().map(|(row, key)| (key, row)).collect())
+}
+
+/// Holds what the ring told against what uprobes told of the same commands.
+fn same_as_uprobes(ring: &Path, uprobes: &Path) -> Result<()> {
+    let (ring_run, uprobe_run) = (Run::open(ring)?, Run::open(uprobes)?);
+    let (ring, uprobe) = (Rows::read(&ring_run)?, Rows::read(&uprobe_run)?);
+    let (ring_rows, uprobe_rows) = (by_address(&ring)?, by_address(&uprobe)?);
+    let windows = [ring_run.manifest().window, uprobe_run.manifest().window];
+    let from = windows.iter().map(|w| w.start_ns.as_i64()).max().unwrap_or(0);
+    let to = windows.iter().map(|w| w.end_ns.as_i64()).min().unwrap_or(0) - 50_000_000;
+    for (rows, mine, others, what) in
+        [(&ring, &ring_rows, &uprobe_rows, "uprobes"), (&uprobe, &uprobe_rows, &ring_rows, "the ring")]
+    {
+        let received = rows.full("t_recv")?;
+        let both = mine.iter().filter(|(_, row)| (from..to).contains(&received[**row]));
+        let missing = both.clone().filter(|(key, _)| !others.contains_key(*key)).count();
+        ensure!(missing == 0, "{missing} of {} commands are not among those of {what}", both.count());
+    }
+    let r2t = ring.full("r2ts")?.iter().any(|&n| n > 0);
+    let mut boundaries = vec!["t_recv", "t_submit", "t_done", "t_resp"];
+    if r2t {
+        boundaries.push("t_data");
+    }
+    for boundary in boundaries {
+        let (a, b) = (ring.column(boundary)?, uprobe.column(boundary)?);
+        let mut apart: Vec<i64> =
+            ring_rows.iter().filter_map(|(key, row)| Some(a[*row]? - b[*uprobe_rows.get(key)?]?)).collect();
+        apart.sort_unstable();
+        let middle = *apart.get(apart.len() / 2).context("no command has it on both")?;
+        eprintln!(
+            "{boundary}: the ring's time less the uprobe's: median {middle} ns of {}, 1 % {} ns, 99 % {} ns",
+            apart.len(),
+            apart[apart.len() / 100],
+            apart[apart.len() - 1 - apart.len() / 100]
+        );
+        ensure!(middle.abs() <= APART_NS, "{boundary} differs by {middle} ns");
+    }
+    Ok(())
+}
+
+/// Records a load by the ring, by the hybrid and by uprobes at once, and joins it with the host's recording. False
+/// where the machine was so busy that the ring was overrun, which then is all that is wrong.
+fn holds(build: &Path, target: &Target, load: &[&str], folder: &Path) -> Result<bool> {
+    std::fs::create_dir_all(folder)?;
+    let record = |source: &str| {
+        let run = folder.join(source).with_extension("run");
+        Recording::start("target", target.pid, &run, &["--source", source])
+    };
+    let ring = record("trace")?;
+    ensure!(switched_on(target)?.len() == 3, "{:?}", switched_on(target)?);
+    let (hybrid, uprobes) = (record("hybrid")?, record("uprobe")?);
+    let mut arguments = vec!["-t", "60"];
+    arguments.extend(load);
+    let mut perf = Perf::start(build, target.port, &arguments, &folder.join("perf.log"))?;
+    perf.wait_until_it_runs(&ring.run)?;
+    let host = Recording::start("host", perf.pid(), &folder.join("host.run"), &[])?;
+    thread::sleep(2 * SECOND);
+    let (host, uprobes) = (host.stop()?, uprobes.stop()?);
+    // What the first has switched on goes off with it, so it is the last.
+    let (hybrid, ring) = (hybrid.stop()?, ring.stop()?);
+    perf.end()?;
+    ensure!(switched_on(target)?.is_empty(), "{:?}", switched_on(target)?);
+
+    let mut overwritten = 0;
+    for run in [&ring, &hybrid] {
+        let counters = Run::open(run)?.manifest().counters;
+        eprintln!("{counters:?}");
+        overwritten += counters.lost.overwritten;
+        ensure!(counters.lost.total() == counters.lost.overwritten, "{counters:?}");
+    }
+    // No pair is wrong, whatever was lost.
+    let (by_order, exact) = (join(&host, &ring)?, Pair::join(&host, &hybrid)?);
+    by_order.none_crosses()?;
+    exact.none_wrong_by_address()?;
+    ensure!(by_order.target.full("flags")?.iter().all(|&f| f & i64::from(Command::NO_CID) != 0));
+    ensure!(exact.target.full("flags")?.iter().all(|&f| f == 0));
+    if overwritten > 0 {
+        return Ok(false);
+    }
+    by_order.nearly_all_joined(500)?;
+    exact.nearly_all_joined(500)?;
+    same_as_uprobes(&ring, &uprobes)?;
+    same_as_uprobes(&hybrid, &uprobes)?;
+    eprintln!("{}", by_order.report()?.to_table());
+    Ok(true)
+}
+
+#[test]
+fn the_ring_tells_what_uprobes_tell_and_joins_with_perf() -> Result<()> {
+    let Some(build) = support::spdk::build() else { return Ok(()) };
+    let _turn = support::turn()?;
+    let here = tempfile::tempdir()?;
+    // So large that a sequential load uses no address twice.
+    let target = Target::start(&build, &["null:1T"])?;
+    for (name, load) in [
+        ("read-1", ["-q", "1", "-o", "4096", "-w", "read"]),
+        ("read-32", ["-q", "32", "-o", "4096", "-w", "read"]),
+        ("write-4", ["-q", "4", "-o", "4096", "-w", "write"]),
+        ("r2t-8", ["-q", "8", "-o", "65536", "-w", "write"]),
+    ] {
+        eprintln!("{name}:");
+        let mut whole = false;
+        for round in 0..4 {
+            whole = whole || holds(&build, &target, &load, &here.path().join(format!("{name}-{round}")))?;
+        }
+        if !whole {
+            support::skipped("the machine is so busy that the trace ring was overrun each time");
+        }
+    }
+    Ok(())
+}
+
+/// A build folder whose target has neither symbols nor debug information.
+fn stripped(build: &Path, folder: &Path) -> Result<PathBuf> {
+    let bare = folder.join("stripped");
+    std::fs::create_dir_all(bare.join("bin"))?;
+    let out = bare.join("bin/nvmf_tgt");
+    support::outcome(
+        std::process::Command::new("strip")
+            .arg("--strip-all")
+            .arg(build.join("bin/nvmf_tgt"))
+            .arg("-o")
+            .arg(&out),
+    )?
+    .expect(0, &[])?;
+    Ok(bare)
+}
+
+#[test]
+fn a_stripped_target_is_recorded_and_a_killed_recorder_does_no_harm() -> Result<()> {
+    let Some(build) = support::spdk::build() else { return Ok(()) };
+    let _turn = support::turn()?;
+    let here = tempfile::tempdir()?;
+    let target = Target::start(&stripped(&build, here.path())?, &["null:1T"])?;
+    let trace = ["--source", "trace"];
+    let killed = here.path().join("killed.run");
+    let mut perf = Perf::start(
+        &build,
+        target.port,
+        &["-t", "60", "-q", "4", "-o", "4096", "-w", "read"],
+        &here.path().join("perf.log"),
+    )?;
+    let mut recording = Recording::start("target", target.pid, &killed, &trace)?;
+    perf.wait_until_it_runs(&killed)?;
+    recording.process().signal(Signal::SIGKILL)?;
+    recording.process().wait(10 * SECOND)?;
+    // Nobody was left to switch them off.
+    let left = switched_on(&target)?;
+    ensure!(left.len() == 3, "{left:?}");
+    // The next one finds them on, records, and leaves them as it found them.
+    let run = here.path().join("next.run");
+    let recording = Recording::start("target", target.pid, &run, &trace)?;
+    thread::sleep(SECOND);
+    recording.stop()?;
+    ensure!(switched_on(&target)? == left, "{:?}", switched_on(&target)?);
+    let counters = Run::open(&run)?.manifest().counters;
+    ensure!(counters.recorded > 100 && counters.lost.total() == 0, "{counters:?}");
+    support::counters_are_exact(&Run::open(&run)?)?;
+    perf.end()
+}
+
+#[test]
+fn what_the_ring_can_not_do_is_refused_with_its_reason() -> Result<()> {
+    let run = |more: &[&str]| {
+        let mut arguments = vec!["record", "target", "--spdk", "1", "-o", "/nonexistent/x.run"];
+        arguments.extend(more);
+        fabscope(arguments)
+    };
+    run(&["--source", "trace", "--sample", "10"])?.expect(1, &["--sample chooses by the cid"])?;
+    run(&["--rpc", "/tmp/x.sock"])?.expect(1, &["--rpc is for SPDK's tracepoints"])?;
+    run(&["--source", "trace", "--debug-file", "x"])?.expect(1, &["are for uprobes"])?;
+    fabscope(["record", "target", "--kernel", "--source", "trace"])?.expect(2, &["cannot be used with"])?;
+    let here = tempfile::tempdir()?;
+    let own = std::process::id().to_string();
+    let output = here.path().join("x.run");
+    let output = output.to_str().context("a path that is no text")?;
+    fabscope(["record", "target", "--spdk", &own, "--source", "trace", "-o", output])?
+        .expect(1, &["has no trace ring", "--source uprobe"])?;
+    Ok(())
+}
+
+#[test]
+fn another_target_s_socket_is_not_believed() -> Result<()> {
+    let Some(build) = support::spdk::build() else { return Ok(()) };
+    let _turn = support::turn()?;
+    let here = tempfile::tempdir()?;
+    let target = Target::start(&build, &["null:1T"])?;
+    let nobody = here.path().join("nobody.sock");
+    let nobody = nobody.to_str().context("a path that is no text")?;
+    let output = here.path().join("x.run");
+    let output = output.to_str().context("a path that is no text")?;
+    let pid = target.pid.to_string();
+    fabscope(["record", "target", "--spdk", &pid, "--source", "trace", "--rpc", nobody, "-o", output])?
+        .expect(1, &["can not be switched on", nobody])?;
+    ensure!(!Path::new(output).exists());
+    ensure!(switched_on(&target)?.is_empty());
+    Ok(())
+}
