@@ -27,7 +27,10 @@ fn fits(value: &Value, schema: &Value, root: &Value) -> Result<()> {
             "type" => ensure!(is(value, what)?, "{value} is not of the type {what}"),
             "const" => ensure!(value == what, "{value} is not {what}"),
             "enum" => {
-                ensure!(what.as_array().is_some_and(|all| all.contains(value)), "{value} is not among {what}");
+                ensure!(
+                    what.as_array().is_some_and(|all| all.contains(value)),
+                    "{value} is not among {what}"
+                );
             }
             "minimum" => {
                 let below = value.as_f64().zip(what.as_f64()).is_some_and(|(v, least)| v < least);
