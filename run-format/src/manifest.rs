@@ -182,14 +182,7 @@ impl Lost {
     /// All of them.
     #[must_use]
     pub fn total(&self) -> u64 {
-        [
-            self.ring_full,
-            self.map_full,
-            self.unfinished,
-            self.unreadable,
-            self.probe_missed,
-            self.overwritten,
-        ]
+        [self.ring_full, self.map_full, self.unfinished, self.unreadable, self.probe_missed, self.overwritten]
             .into_iter()
             .fold(0, u64::saturating_add)
     }
