@@ -245,29 +245,9 @@ static __always_inline int on_driver(const struct blk_mq_queue_data *bd)
 	return 0;
 }
 
-SEC("fentry/nvme_tcp_queue_rq")
-int BPF_PROG(queue_rq_fentry, void *hctx, const struct blk_mq_queue_data *bd)
-{
-	return on_driver(bd);
-}
+BOTH(queue_rq, nvme_tcp_queue_rq, on_driver(bd), void *hctx, const struct blk_mq_queue_data *bd)
 
-SEC("kprobe/nvme_tcp_queue_rq")
-int BPF_KPROBE(queue_rq_kprobe, void *hctx, const struct blk_mq_queue_data *bd)
-{
-	return on_driver(bd);
-}
-
-SEC("fentry/nvme_rdma_queue_rq")
-int BPF_PROG(rdma_queue_rq_fentry, void *hctx, const struct blk_mq_queue_data *bd)
-{
-	return on_driver(bd);
-}
-
-SEC("kprobe/nvme_rdma_queue_rq")
-int BPF_KPROBE(rdma_queue_rq_kprobe, void *hctx, const struct blk_mq_queue_data *bd)
-{
-	return on_driver(bd);
-}
+BOTH(rdma_queue_rq, nvme_rdma_queue_rq, on_driver(bd), void *hctx, const struct blk_mq_queue_data *bd)
 
 /* Finds out whether these are the operations of a transport's I/O queues, from one of their commands. */
 static __always_inline int learn(struct request *rq, struct nvme_request *nvme, __u64 ops)
@@ -551,17 +531,7 @@ static __always_inline int on_send_command(struct nvme_tcp_request *req)
 	return 0;
 }
 
-SEC("fentry/nvme_tcp_try_send_cmd_pdu")
-int BPF_PROG(send_command_fentry, struct nvme_tcp_request *req)
-{
-	return on_send_command(req);
-}
-
-SEC("kprobe/nvme_tcp_try_send_cmd_pdu")
-int BPF_KPROBE(send_command_kprobe, struct nvme_tcp_request *req)
-{
-	return on_send_command(req);
-}
+BOTH(send_command, nvme_tcp_try_send_cmd_pdu, on_send_command(req), struct nvme_tcp_request *req)
 
 /* h_data_sent, first choice: the function that sends an H2CData header, before it sent any of it. */
 static __always_inline int on_send_data(struct nvme_tcp_request *req)
@@ -573,17 +543,7 @@ static __always_inline int on_send_data(struct nvme_tcp_request *req)
 	return 0;
 }
 
-SEC("fentry/nvme_tcp_try_send_data_pdu")
-int BPF_PROG(send_data_fentry, struct nvme_tcp_request *req)
-{
-	return on_send_data(req);
-}
-
-SEC("kprobe/nvme_tcp_try_send_data_pdu")
-int BPF_KPROBE(send_data_kprobe, struct nvme_tcp_request *req)
-{
-	return on_send_data(req);
-}
+BOTH(send_data, nvme_tcp_try_send_data_pdu, on_send_data(req), struct nvme_tcp_request *req)
 
 /*
  * h_sent and h_data_sent where the compiler inlined those functions: the page that goes to the socket from
@@ -626,29 +586,8 @@ static __always_inline int on_sendpage(struct socket *sock)
 	return 0;
 }
 
-SEC("fentry/nvme_tcp_try_send")
-int BPF_PROG(try_send_fentry, struct nvme_tcp_queue *queue)
-{
-	return on_try_send(queue);
-}
-
-SEC("fentry/kernel_sendpage")
-int BPF_PROG(sendpage_fentry, struct socket *sock)
-{
-	return on_sendpage(sock);
-}
-
-SEC("kprobe/nvme_tcp_try_send")
-int BPF_KPROBE(try_send_kprobe, struct nvme_tcp_queue *queue)
-{
-	return on_try_send(queue);
-}
-
-SEC("kprobe/kernel_sendpage")
-int BPF_KPROBE(sendpage_kprobe, struct socket *sock)
-{
-	return on_sendpage(sock);
-}
+BOTH(try_send, nvme_tcp_try_send, on_try_send(queue), struct nvme_tcp_queue *queue)
+BOTH(sendpage, kernel_sendpage, on_sendpage(sock), struct socket *sock)
 
 /*
  * h_r2t: the driver has parsed an R2T and makes its H2CData PDU. It comes again for each further PDU of the
@@ -670,17 +609,7 @@ static __always_inline int on_r2t(struct nvme_tcp_request *req)
 	return 0;
 }
 
-SEC("fentry/nvme_tcp_setup_h2c_data_pdu")
-int BPF_PROG(r2t_fentry, struct nvme_tcp_request *req)
-{
-	return on_r2t(req);
-}
-
-SEC("kprobe/nvme_tcp_setup_h2c_data_pdu")
-int BPF_KPROBE(r2t_kprobe, struct nvme_tcp_request *req)
-{
-	return on_r2t(req);
-}
+BOTH(r2t, nvme_tcp_setup_h2c_data_pdu, on_r2t(req), struct nvme_tcp_request *req)
 
 /*
  * h_sent of NVMe/RDMA: the capsule is about to be posted, in one chain with the registration of its memory
@@ -696,17 +625,7 @@ static __always_inline int on_post_send(struct nvme_rdma_qe *qe)
 	return 0;
 }
 
-SEC("fentry/nvme_rdma_post_send")
-int BPF_PROG(post_send_fentry, void *queue, struct nvme_rdma_qe *qe)
-{
-	return on_post_send(qe);
-}
-
-SEC("kprobe/nvme_rdma_post_send")
-int BPF_KPROBE(post_send_kprobe, void *queue, struct nvme_rdma_qe *qe)
-{
-	return on_post_send(qe);
-}
+BOTH(post_send, nvme_rdma_post_send, on_post_send(qe), void *queue, struct nvme_rdma_qe *qe)
 
 /*
  * h_recv of NVMe/TCP: the driver takes bytes from the socket. What is in them is parsed in functions that the compiler
@@ -723,17 +642,7 @@ static __always_inline int on_receive(read_descriptor_t *desc)
 	return 0;
 }
 
-SEC("fentry/nvme_tcp_recv_skb")
-int BPF_PROG(receive_fentry, read_descriptor_t *desc)
-{
-	return on_receive(desc);
-}
-
-SEC("kprobe/nvme_tcp_recv_skb")
-int BPF_KPROBE(receive_kprobe, read_descriptor_t *desc)
-{
-	return on_receive(desc);
-}
+BOTH(receive, nvme_tcp_recv_skb, on_receive(desc), read_descriptor_t *desc)
 
 /* A completion queue entry, as the NVMe base specification lays it out (figure 96). */
 struct cqe {
@@ -786,17 +695,7 @@ static __always_inline int on_receive_entry(struct ib_wc *wc)
 	return 0;
 }
 
-SEC("fentry/nvme_rdma_recv_done")
-int BPF_PROG(recv_done_fentry, void *cq, struct ib_wc *wc)
-{
-	return on_receive_entry(wc);
-}
-
-SEC("kprobe/nvme_rdma_recv_done")
-int BPF_KPROBE(recv_done_kprobe, void *cq, struct ib_wc *wc)
-{
-	return on_receive_entry(wc);
-}
+BOTH(recv_done, nvme_rdma_recv_done, on_receive_entry(wc), void *cq, struct ib_wc *wc)
 
 /* Status codes that only a host makes: path-related 70h and 71h, "host pathing error" and "aborted by
  * host" (NVMe base specification, 4.2.3.4). */
@@ -867,17 +766,7 @@ static __always_inline int on_done(struct request *rq)
 
 /* First choice: still in the function that took the bytes from the socket. Other drivers' requests come here
  * too; they are not in the map. */
-SEC("fentry/blk_mq_complete_request_remote")
-int BPF_PROG(done_fentry, struct request *rq)
-{
-	return on_done(rq);
-}
-
-SEC("kprobe/blk_mq_complete_request_remote")
-int BPF_KPROBE(done_kprobe, struct request *rq)
-{
-	return on_done(rq);
-}
+BOTH(done, blk_mq_complete_request_remote, on_done(rq), struct request *rq)
 
 /* Later by one interrupt or soft interrupt where the command completes on another CPU. */
 SEC("tp_btf/nvme_complete_rq")
@@ -972,17 +861,7 @@ static __always_inline int on_failover(struct request *rq)
 	return 0;
 }
 
-SEC("fentry/nvme_failover_req")
-int BPF_PROG(failover_fentry, struct request *rq)
-{
-	return on_failover(rq);
-}
-
-SEC("kprobe/nvme_failover_req")
-int BPF_KPROBE(failover_kprobe, struct request *rq)
-{
-	return on_failover(rq);
-}
+BOTH(failover, nvme_failover_req, on_failover(rq), struct request *rq)
 
 /* A queue is about to be connected, for the first time or again: what was known of it is of another epoch. */
 static __always_inline int on_connect(struct nvme_ctrl *ctrl, __u16 qid)
@@ -995,17 +874,7 @@ static __always_inline int on_connect(struct nvme_ctrl *ctrl, __u16 qid)
 	return 0;
 }
 
-SEC("fentry/nvmf_connect_io_queue")
-int BPF_PROG(connect_fentry, struct nvme_ctrl *ctrl, __u16 qid)
-{
-	return on_connect(ctrl, qid);
-}
-
-SEC("kprobe/nvmf_connect_io_queue")
-int BPF_KPROBE(connect_kprobe, struct nvme_ctrl *ctrl, __u16 qid)
-{
-	return on_connect(ctrl, qid);
-}
+BOTH(connect, nvmf_connect_io_queue, on_connect(ctrl, qid), struct nvme_ctrl *ctrl, __u16 qid)
 
 /* The controller's life, for the gaps that it explains. Whether a change was allowed is known at the end. */
 SEC("fexit/nvme_change_ctrl_state")
@@ -1036,26 +905,6 @@ static __always_inline int on_timeout(struct request *rq)
 	return 0;
 }
 
-SEC("fentry/nvme_tcp_timeout")
-int BPF_PROG(timeout_fentry, struct request *rq)
-{
-	return on_timeout(rq);
-}
+BOTH(timeout, nvme_tcp_timeout, on_timeout(rq), struct request *rq)
 
-SEC("kprobe/nvme_tcp_timeout")
-int BPF_KPROBE(timeout_kprobe, struct request *rq)
-{
-	return on_timeout(rq);
-}
-
-SEC("fentry/nvme_rdma_timeout")
-int BPF_PROG(rdma_timeout_fentry, struct request *rq)
-{
-	return on_timeout(rq);
-}
-
-SEC("kprobe/nvme_rdma_timeout")
-int BPF_KPROBE(rdma_timeout_kprobe, struct request *rq)
-{
-	return on_timeout(rq);
-}
+BOTH(rdma_timeout, nvme_rdma_timeout, on_timeout(rq), struct request *rq)
