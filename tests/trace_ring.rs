@@ -163,6 +163,34 @@ fn the_ring_tells_what_uprobes_tell_and_joins_with_perf() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_ring_that_is_overrun_loses_what_it_says_and_joins_nothing_wrongly() -> Result<()> {
+    let Some(build) = support::spdk::build() else { return Ok(()) };
+    let _turn = support::turn()?;
+    let here = tempfile::tempdir()?;
+    // Room for some thirty commands: no reader keeps up with that.
+    let target = Target::start_with(&build, &["null:1T"], &["--num-trace-entries", "256"])?;
+    let run = here.path().join("ring.run");
+    let ring = Recording::start("target", target.pid, &run, &["--source", "trace"])?;
+    let load = ["-t", "60", "-q", "16", "-o", "4096", "-w", "read"];
+    let mut perf = Perf::start(&build, target.port, &load, &here.path().join("perf.log"))?;
+    perf.wait_until_it_runs(&ring.run)?;
+    let host = Recording::start("host", perf.pid(), &here.path().join("host.run"), &[])?;
+    thread::sleep(2 * SECOND);
+    let (host, ring) = (host.stop()?, ring.stop()?);
+    perf.end()?;
+    let manifest = Run::open(&ring)?.manifest().clone();
+    eprintln!("{:?}, {} events", manifest.counters, manifest.events.len());
+    ensure!(manifest.counters.lost.overwritten > 0, "{:?}", manifest.counters);
+    ensure!(manifest.events.iter().any(|event| event.what == "trace ring overrun begins"));
+    // Its addresses say that no pair is wrong.
+    let pair = join(&host, &ring)?;
+    pair.none_crosses()?;
+    eprintln!("{:?}", pair.joined.accounting());
+    ensure!(pair.joined.accounting().joined > 0);
+    Ok(())
+}
+
 /// A build folder whose target has neither symbols nor debug information.
 fn stripped(build: &Path, folder: &Path) -> Result<PathBuf> {
     let bare = folder.join("stripped");

@@ -42,6 +42,11 @@ fn script(name: &str, state: &Path) -> Command {
 impl Target {
     /// Starts the build's target on core 0 with these bdevs, as `start-target --bdev` takes them.
     pub fn start(build: &Path, bdevs: &[&str]) -> Result<Target> {
+        Target::start_with(build, bdevs, &[])
+    }
+
+    /// As [`Target::start`], with more arguments for the target.
+    pub fn start_with(build: &Path, bdevs: &[&str], more: &[&str]) -> Result<Target> {
         let state = tempfile::tempdir()?;
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         let mut target = Target { state, port, pid: 0 };
@@ -51,7 +56,8 @@ impl Target {
             start.args(["--bdev", bdev]);
         }
         // The machine's cores may have other targets on them.
-        outcome(start.args(["--cores", "0x1", "--", "--disable-cpumask-locks"]))?.expect(0, &[])?;
+        outcome(start.args(["--cores", "0x1", "--", "--disable-cpumask-locks"]).args(more))?
+            .expect(0, &[])?;
         let text = std::fs::read_to_string(target.state.path().join("target-default/state"))?;
         let pid = text.lines().find_map(|line| line.strip_prefix("pid=")).context("no pid in the state")?;
         target.pid = pid.parse()?;

@@ -19,8 +19,11 @@ use super::memory::Shared;
 use super::owners::{self, Ends};
 use super::ticks::Ticks;
 
-/// Overruns of one lcore that follow each other within this time are told as one, in seconds.
-const ONE_OVERRUN: f64 = 0.1;
+/// Overruns of one lcore that follow each other within this time are told as one, in seconds; it doubles, up to so many
+/// times, with each so many that were told, since a run keeps them all.
+const ONE_OVERRUN: f64 = 0.001;
+const DOUBLED: u32 = 7;
+const OVERRUNS: u32 = 500;
 /// The host's controller identifier where nothing tells it: no controller has this one (NVMe base specification,
 /// the Connect command).
 pub(crate) const NO_CNTLID: u16 = 0xffff;
@@ -174,6 +177,8 @@ pub(super) struct Assembler {
     /// Something came up that the directory does not have.
     pub(super) wants_directory: bool,
     came: u32,
+    /// Overruns that were told.
+    overruns: u32,
     /// Beginnings are recorded no more, so their lack says nothing.
     pub(super) closing: bool,
     pub(super) tally: Tally,
@@ -224,6 +229,7 @@ impl Assembler {
             directory,
             wants_directory: false,
             came: 0,
+            overruns: 0,
             closing: false,
             tally: Tally::default(),
         }
@@ -314,9 +320,10 @@ impl Assembler {
         if std::mem::take(&mut lcore.gap) {
             lcore.overrun = Some(event.ticks);
         } else if let Some(since) = lcore.overrun
-            && ticks.seconds(event.ticks.saturating_sub(since)) > ONE_OVERRUN
+            && ticks.seconds(event.ticks.saturating_sub(since)) > one_overrun(self.overruns)
         {
             lcore.overrun = None;
+            self.overruns = self.overruns.saturating_add(1);
             out.push(overrun(ticks.time(since), "ends", lcore.number));
         }
     }
@@ -606,6 +613,11 @@ impl Assembler {
 /// What names an event's queue.
 fn key_of(event: &Event, by_owner: bool) -> u64 {
     if by_owner { u64::from(event.owner) } else { event.context }
+}
+
+/// How soon an overrun has to follow another to be told with it, in seconds.
+fn one_overrun(told: u32) -> f64 {
+    ONE_OVERRUN * f64::from(1 << (told / OVERRUNS).min(DOUBLED))
 }
 
 fn overrun(at_ns: Nanos, how: &str, lcore: u32) -> Out {
