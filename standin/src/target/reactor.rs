@@ -25,6 +25,8 @@ use super::{Shared, bdev, ctrlr, nvmf, tcp};
 /// thread takes to wake up.
 const SPIN_BEFORE_DEADLINE_NS: u64 = 120_000;
 
+/// What is due this soon is waited for: a turn of the loop takes longer, and delays would be whole turns.
+const EXACT_NS: u64 = 4_000;
 /// The longest sleep, so that keep-alive timers are looked at.
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
 
@@ -204,7 +206,7 @@ impl Reactor {
             let sleep = self.sleep_ns(now, now.saturating_sub(last_busy) < spin);
             if self.poll_sockets(sleep) {
                 last_busy = now_ns();
-            } else if sleep == 0 && !busy {
+            } else if sleep == 0 && !busy && !self.is_due_within(SPIN_BEFORE_DEADLINE_NS) {
                 // Polling in vain: others may need the core more.
                 std::thread::yield_now();
             }
@@ -215,6 +217,11 @@ impl Reactor {
                 self.check_keep_alive(now);
             }
         }
+    }
+
+    fn is_due_within(&self, ns: u64) -> bool {
+        let timers = self.timers.borrow();
+        timers.peek().is_some_and(|Reverse((deadline, _, _))| *deadline <= now_ns() + ns)
     }
 
     fn sleep_ns(&self, now: u64, spinning: bool) -> u64 {
@@ -267,14 +274,17 @@ impl Reactor {
             let due = {
                 let mut timers = self.timers.borrow_mut();
                 match timers.peek() {
-                    Some(Reverse((deadline, _, _))) if *deadline <= now => timers.pop(),
+                    Some(Reverse((deadline, _, _))) if *deadline <= now + EXACT_NS => timers.pop(),
                     _ => None,
                 }
             };
-            let Some(Reverse((_, _, due))) = due else {
+            let Some(Reverse((deadline, _, due))) = due else {
                 return any;
             };
             any = true;
+            while now_ns() < deadline {
+                std::hint::spin_loop();
+            }
             match due {
                 // SAFETY: a request with a pending delay is not freed before it has run.
                 Due::Exec(req) => unsafe { nvmf::spdk_nvmf_request_exec(req) },
