@@ -19,6 +19,15 @@ const SECOND: Duration = Duration::from_secs(1);
 /// A uprobe's own time stands between its timestamp and the ring's, and that of the probes between two boundaries.
 const APART_NS: i64 = 8_000;
 
+/// The file that a target which has recorded anything leaves behind; gone with this.
+struct Left(u32);
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(format!("/dev/shm/nvmf_trace.pid{}", self.0));
+    }
+}
+
 /// The tracepoints that a target has switched on, by group.
 fn switched_on(target: &Target) -> Result<HashMap<String, String>> {
     let info = target.rpc(&["trace_get_info"])?;
@@ -145,6 +154,7 @@ fn the_ring_tells_what_uprobes_tell_and_joins_with_perf() -> Result<()> {
     let here = tempfile::tempdir()?;
     // So large that a sequential load uses no address twice.
     let target = Target::start(&build, &["null:1T"])?;
+    let _left = Left(target.pid);
     for (name, load) in [
         ("read-1", ["-q", "1", "-o", "4096", "-w", "read"]),
         ("read-32", ["-q", "32", "-o", "4096", "-w", "read"]),
@@ -170,6 +180,7 @@ fn a_ring_that_is_overrun_loses_what_it_says_and_joins_nothing_wrongly() -> Resu
     let here = tempfile::tempdir()?;
     // Room for some thirty commands: no reader keeps up with that.
     let target = Target::start_with(&build, &["null:1T"], &["--num-trace-entries", "256"])?;
+    let _left = Left(target.pid);
     let run = here.path().join("ring.run");
     let ring = Recording::start("target", target.pid, &run, &["--source", "trace"])?;
     let load = ["-t", "60", "-q", "16", "-o", "4096", "-w", "read"];
@@ -213,6 +224,7 @@ fn a_stripped_target_is_recorded_and_a_killed_recorder_does_no_harm() -> Result<
     let _turn = support::turn()?;
     let here = tempfile::tempdir()?;
     let target = Target::start(&stripped(&build, here.path())?, &["null:1T"])?;
+    let _left = Left(target.pid);
     let trace = ["--source", "trace"];
     let killed = here.path().join("killed.run");
     let mut perf = Perf::start(
@@ -266,6 +278,7 @@ fn another_target_s_socket_is_not_believed() -> Result<()> {
     let _turn = support::turn()?;
     let here = tempfile::tempdir()?;
     let target = Target::start(&build, &["null:1T"])?;
+    let _left = Left(target.pid);
     let nobody = here.path().join("nobody.sock");
     let nobody = nobody.to_str().context("a path that is no text")?;
     let output = here.path().join("x.run");
