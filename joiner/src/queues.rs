@@ -49,12 +49,21 @@ fn same_or_unknown(a: &str, b: &str) -> bool {
     a.is_empty() || b.is_empty() || a == b
 }
 
+/// The controller identifier that no controller has: a target's source did not learn the queue's.
+const NO_CNTLID: u16 = 0xffff;
+
 fn names_agree(h: &Queue, t: &Queue) -> bool {
-    h.cntlid == t.cntlid
-        && h.qid == t.qid
-        && h.transport == t.transport
+    h.transport == t.transport
         && same_or_unknown(&h.subsystem_nqn, &t.subsystem_nqn)
         && same_or_unknown(&h.host_nqn, &t.host_nqn)
+}
+
+/// Whether a target's queue whose controller is not known is this connection all the same.
+fn is_connection(h: &Queue, t: &Queue) -> bool {
+    t.cntlid == NO_CNTLID
+        && (t.qid == 0 || t.qid == h.qid)
+        && names_agree(h, t)
+        && ports_agree(h, t) == Some(true)
 }
 
 fn ports_agree(h: &Queue, t: &Queue) -> Option<bool> {
@@ -64,8 +73,12 @@ fn ports_agree(h: &Queue, t: &Queue) -> Option<bool> {
 /// Links the queues of a host run to those of a target run.
 pub(crate) fn link(host: &BTreeMap<QueueId, Queue>, target: &BTreeMap<QueueId, Queue>) -> Links {
     let mut by_number: BTreeMap<(u16, u16), Vec<QueueId>> = BTreeMap::new();
+    let mut nameless: Vec<QueueId> = Vec::new();
     for (&id, q) in target {
-        by_number.entry((q.cntlid, q.qid)).or_default().push(id);
+        match q.cntlid {
+            NO_CNTLID => nameless.push(id),
+            cntlid => by_number.entry((cntlid, q.qid)).or_default().push(id),
+        }
     }
     let mut pairs: Vec<(QueueId, QueueId, Option<bool>)> = Vec::new();
     for (&h, hq) in host {
@@ -74,6 +87,8 @@ pub(crate) fn link(host: &BTreeMap<QueueId, Queue>, target: &BTreeMap<QueueId, Q
                 pairs.push((h, t, ports_agree(hq, &target[&t])));
             }
         }
+        let same = nameless.iter().filter(|t| is_connection(hq, &target[t]));
+        pairs.extend(same.map(|&t| (h, t, Some(true))));
     }
     // Where some connection has the same port on both sides nothing translates ports, so queues whose
     // ports differ are different connections.
@@ -200,6 +215,24 @@ mod tests {
         let links = link(&host, &target);
         assert!(links.links.is_empty());
         assert_eq!(links.unclear, 3);
+    }
+
+    #[test]
+    fn a_controller_that_is_not_known_is_told_by_its_connection() {
+        let host = run(vec![queue("a", "h", 1, 1, Some(40_000)), queue("a", "h", 1, 2, Some(40_001))]);
+        let target =
+            run(vec![queue("a", "", 0xffff, 2, Some(40_001)), queue("a", "", 0xffff, 0, Some(40_000))]);
+        let links = link(&host, &target);
+        let linked: Vec<_> = links.links.iter().map(|l| (l.host.clone(), l.target.clone())).collect();
+        let ids = |h, t| (vec![QueueId(h)], vec![QueueId(t)]);
+        assert_eq!(linked, [ids(0, 1), ids(1, 0)]);
+        for other in [
+            queue("a", "", 0xffff, 2, Some(40_000)),
+            queue("b", "", 0xffff, 1, Some(40_000)),
+            queue("a", "", 0xffff, 1, None),
+        ] {
+            assert!(link(&host, &run(vec![other])).links.is_empty());
+        }
     }
 
     #[test]
