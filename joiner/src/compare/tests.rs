@@ -46,6 +46,17 @@ fn slower(load: Load, share: f64) -> Load {
     }
 }
 
+/// With these gates.
+fn gated(gates: &[&str]) -> CompareOptions {
+    let gates = gates.iter().map(|g| Gate::parse(g).unwrap()).collect();
+    CompareOptions { gates, ..CompareOptions::default() }
+}
+
+/// One input on each side.
+fn one_each(base: &Input, new: &Input) -> Result<Comparison, Error> {
+    compare(std::slice::from_ref(base), std::slice::from_ref(new), &CompareOptions::default())
+}
+
 /// A short load without weather.
 fn short(seed: u64) -> Load {
     Load { commands: 1_500, weather: None, pause_ns: 200_000.0, ..load(seed) }
@@ -166,7 +177,7 @@ fn figures_are_those_of_the_report() {
     let joined = crate::join(&host, &target, &crate::JoinOptions::default()).unwrap();
     let report = crate::report(&joined, &crate::ReportOptions::default()).unwrap();
     let input = Input::find(folder.path()).unwrap();
-    let comparison = compare(&[input.clone()], &[input], &CompareOptions::default()).unwrap();
+    let comparison = one_each(&input, &input).unwrap();
     let class = &report.classes[0];
     let network = class.stages.of(run_format::Stage::Network).unwrap().times;
     let ours = row(&comparison, "network");
@@ -225,10 +236,7 @@ fn repeated_runs_carry_the_spread_between_runs() {
 #[test]
 fn comparisons_are_what_the_schema_says_and_the_schema_says_no_to_others() {
     let schema: Value = serde_json::from_str(super::COMPARE_SCHEMA).unwrap();
-    let mut options = CompareOptions::default();
-    options.gates = ["storage.p99<=1.05x", "read/4096:latency.mean<=+3us", "flush:network.p50<=1us"]
-        .map(|g| Gate::parse(g).unwrap())
-        .to_vec();
+    let options = gated(&["storage.p99<=1.05x", "read/4096:latency.mean<=+3us", "flush:network.p50<=1us"]);
     let mut other = on_one_machine(Load { writes: 0.4, ..short(8) }.record());
     other.host.manifest.labels.insert("disk".into(), "new".into());
     other.target.commands.iter_mut().for_each(|(_, c)| c.times[Boundary::TSubmit.slot()] = None);
@@ -314,8 +322,7 @@ fn another_hook_of_a_boundary_widens_and_says_why() {
     for hook in new.target.manifest.hooks.iter_mut().filter(|h| h.boundary == Boundary::TSubmit) {
         (hook.measured, hook.rung) = (false, 3);
     }
-    let mut options = CompareOptions::default();
-    options.gates = vec![Gate::parse("storage.p50<=2x").unwrap(), Gate::parse("network.p50<=2x").unwrap()];
+    let options = gated(&["storage.p50<=2x", "network.p50<=2x"]);
     let c = compare_readings(&[read(&base)], &[read(&new)], &options).unwrap();
     let both = row(&c, "target_driver+storage");
     assert!(both.verdict.is_some() && both.why.as_ref().unwrap().contains("t_submit"), "{both:?}");
@@ -378,7 +385,7 @@ fn inputs_are_found_and_mixtures_are_refused() {
     let alone = find(h.to_string()).unwrap();
     assert_eq!(alone.read().unwrap().sides, Sides::Host);
     let pair = find(format!("{h},{t}")).unwrap();
-    let mixed = compare(&[pair.clone()], &[alone.clone()], &CompareOptions::default()).unwrap_err();
+    let mixed = one_each(&pair, &alone).unwrap_err();
     assert!(matches!(mixed, Error::MixedInputs { .. }), "{mixed}");
     let two_hosts = find(format!("{h},{h}")).unwrap_err().to_string();
     assert!(two_hosts.contains("more than one run of a host"), "{two_hosts}");
@@ -387,11 +394,11 @@ fn inputs_are_found_and_mixtures_are_refused() {
     assert!(matches!(find(empty.path().display().to_string()), Err(Error::Input { .. })));
     assert!(find("/no/such.run".into()).is_err());
     // One side alone: its own two stages and the rest.
-    let c = compare(&[alone.clone()], &[alone], &CompareOptions::default()).unwrap();
+    let c = one_each(&alone, &alone).unwrap();
     let rows: Vec<&str> = c.classes[0].rows.iter().map(|r| r.row.as_str()).collect();
     assert_eq!(rows, ["latency", "host_block", "host_driver", "beyond_host"]);
     let target = find(t.to_string()).unwrap();
-    let c = compare(&[target.clone()], &[target], &CompareOptions::default()).unwrap();
+    let c = one_each(&target, &target).unwrap();
     let rows: Vec<&str> = c.classes[0].rows.iter().map(|r| r.row.as_str()).collect();
     assert_eq!(rows, ["latency", "target_driver", "storage"], "reads wait for no data");
 }
@@ -418,8 +425,7 @@ fn latencies(seed: u64, n: usize, scale: f64) -> Vec<i64> {
 fn gates_hold_fail_and_can_not_be_told() {
     let (base, new) = (made_up(&latencies(1, 3_000, 1.0), 0), made_up(&latencies(2, 3_000, 1.3), 0));
     let outcome = |gate: &str, base: &Reading, new: &Reading| {
-        let mut options = CompareOptions::default();
-        options.gates = vec![Gate::parse(gate).unwrap()];
+        let options = gated(&[gate]);
         let c = compare_readings(std::slice::from_ref(base), std::slice::from_ref(new), &options).unwrap();
         (c.gates[0].outcome, c.gates[0].text.clone())
     };
@@ -456,8 +462,7 @@ fn gates_hold_fail_and_can_not_be_told() {
 fn names_from_other_machines_are_no_markup() {
     let mut runs = on_one_machine(short(1).record());
     runs.host.manifest.machine.hostname = "<b>\"&'\u{1b}[31m|`x`".into();
-    let mut options = CompareOptions::default();
-    options.gates = vec![Gate::parse("latency.p50<=1ns").unwrap()];
+    let options = gated(&["latency.p50<=1ns"]);
     let c = compare_readings(&[reading(&short(2))], &[read(&runs)], &options).unwrap();
     let xml = c.to_junit();
     assert!(xml.contains("failures=\"1\"") && xml.contains("<failure"), "{xml}");
@@ -523,8 +528,7 @@ proptest! {
     fn a_higher_floor_makes_no_more_moves_and_no_fewer_sames(seed: u32, scale in 0.9f64..1.2, low in 0.0f64..0.05) {
         let (a, b) = (made_up(&latencies(u64::from(seed), 1_000, 1.0), 0), made_up(&latencies(u64::from(seed) + 3, 1_000, scale), 0));
         let at = |share: f64| {
-            let mut options = CompareOptions::default();
-            options.floor = Floor { share, ns: 0.0 };
+            let options = CompareOptions { floor: Floor { share, ns: 0.0 }, ..CompareOptions::default() };
             compare_readings(std::slice::from_ref(&a), std::slice::from_ref(&b), &options).unwrap()
         };
         let (lower, higher) = (at(low), at(low + 0.05));
