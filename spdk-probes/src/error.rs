@@ -271,12 +271,18 @@ pub enum Error {
     },
 
     /// No process to record.
-    #[error("no SPDK {side} is running{}: start it, or give its PID", program_hint(program))]
+    #[error(
+        "no SPDK {side} is running{}: start it, or give its PID{}",
+        program_hint(program),
+        aside_hint(aside)
+    )]
     NoProcess {
         /// The side asked for.
         side: run_format::Side,
         /// The program asked for.
         program: Option<PathBuf>,
+        /// Targets that could be a host too and have no connection as one.
+        aside: Vec<u32>,
     },
 
     /// More than one process to record.
@@ -288,11 +294,30 @@ pub enum Error {
         list: String,
     },
 
-    /// The process has exited.
-    #[error("process {pid} is gone: it exited, or never was")]
+    /// No such process.
+    #[error(
+        "process {pid} is gone: it exited or never was, or has another number here (of a process in a container, \
+         give the PID that `ps` shows where fabscope runs)"
+    )]
     ProcessGone {
         /// The process.
         pid: u32,
+    },
+
+    /// The process exited meanwhile.
+    #[error("process {pid} ended while it was looked at")]
+    ProcessEnded {
+        /// The process.
+        pid: u32,
+    },
+
+    /// The number is not a process's.
+    #[error("{tid} is a thread of process {process}: give the process, {process}")]
+    Thread {
+        /// The number.
+        tid: u32,
+        /// The process that the thread is of.
+        process: u32,
     },
 
     /// The process runs no program.
@@ -424,6 +449,21 @@ fn rights_hint(command: &str) -> String {
 /// Names the program that was looked for.
 fn program_hint(program: &Option<PathBuf>) -> String {
     program.as_ref().map_or_else(String::new, |path| format!(" from {}", path.display()))
+}
+
+/// Names the targets that were not taken for the host.
+fn aside_hint(aside: &[u32]) -> String {
+    let pids: Vec<String> = aside.iter().map(u32::to_string).collect();
+    let (process, holds, it) = match aside {
+        [] => return String::new(),
+        [_] => ("process", "holds", "it"),
+        _ => ("processes", "hold", "one"),
+    };
+    format!(
+        "; {process} {} {holds} SPDK's initiator beside a target, without a connection as a host now: give a PID to \
+         record {it} all the same",
+        pids.join(", ")
+    )
 }
 
 /// The end of a message that lists names near the one asked for.

@@ -31,6 +31,10 @@ impl Host {
     /// When rights are missing, the process is gone or is no SPDK host, its functions or structures can not
     /// be found, or the kernel refuses a program.
     pub fn attach(process: &Process, options: &Options) -> Result<Host, Error> {
+        process.unless_ended(Self::attach_to(process, options))
+    }
+
+    fn attach_to(process: &Process, options: &Options) -> Result<Host, Error> {
         let chosen = Chosen::of(Side::Host, process, options, survey, layout)?;
         let mut storage = MaybeUninit::<OpenObject>::uninit();
         let mut open =

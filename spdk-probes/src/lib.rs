@@ -6,6 +6,7 @@
 //! [`functions`] names what is wanted of them.
 
 mod compare;
+mod connections;
 mod dwarf;
 mod elf;
 mod error;
@@ -88,7 +89,9 @@ impl Default for Options {
 /// As for attaching, but for what only attaching needs.
 pub fn survey(process: &Process, side: Side, options: &Options) -> Result<Survey, Error> {
     let set = loader::binaries(process, options.layout.as_deref(), options.debug_file.as_deref())?;
-    survey_of(&set, side, options)
+    let survey = process.unless_ended(survey_of(&set, side, options))?;
+    // What was not found any more is no fault of the program.
+    if process.ended() { Err(Error::ProcessEnded { pid: process.pid }) } else { Ok(survey) }
 }
 
 /// What a running process offers to a recording of this side, with what that stands on.
@@ -97,7 +100,8 @@ pub fn survey(process: &Process, side: Side, options: &Options) -> Result<Survey
 /// As for [`survey`].
 pub fn offer(process: &Process, side: Side, options: &Options) -> Result<Offer, Error> {
     let set = loader::binaries(process, options.layout.as_deref(), options.debug_file.as_deref())?;
-    Offer::of(&set, side, options)
+    let offer = process.unless_ended(Offer::of(&set, side, options))?;
+    if process.ended() { Err(Error::ProcessEnded { pid: process.pid }) } else { Ok(offer) }
 }
 
 /// The same of a program that need not run.

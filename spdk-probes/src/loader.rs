@@ -127,12 +127,11 @@ pub(crate) fn binaries(
     layout: Option<&std::path::Path>,
     debug_file: Option<&std::path::Path>,
 ) -> Result<BinarySet, Error> {
-    let mut set = BinarySet::of_process(process.pid).map_err(|error| match error {
-        Error::Read { .. } if process.ended() => Error::ProcessGone { pid: process.pid },
-        other => other,
-    })?;
-    dress(&mut set, layout, debug_file)?;
-    Ok(set)
+    let found = BinarySet::of_process(process.pid).and_then(|mut set| {
+        dress(&mut set, layout, debug_file)?;
+        Ok(set)
+    });
+    process.unless_ended(found)
 }
 
 /// Gives the binaries the debug file or layout file that was named.
@@ -703,5 +702,5 @@ pub(crate) fn is_there(set: &BinarySet, function: &str) -> Result<(), Error> {
 /// Checks what can be checked before anything is loaded.
 pub(crate) fn check(process: &Process) -> Result<(), Error> {
     process::check_rights()?;
-    if process.ended() { Err(Error::ProcessGone { pid: process.pid }) } else { Ok(()) }
+    if process.ended() { Err(Error::ProcessEnded { pid: process.pid }) } else { Ok(()) }
 }

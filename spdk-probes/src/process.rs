@@ -12,6 +12,7 @@ use object::{Object, ObjectSection, ObjectSymbol};
 use run_format::Side;
 
 use crate::Error;
+use crate::connections::is_initiator;
 use crate::ring::has_ended;
 
 /// How the process to record is chosen.
@@ -21,7 +22,8 @@ pub enum Choice {
     Pid(u32),
     /// The only one that runs this program.
     Path(PathBuf),
-    /// The only one that holds the side's functions.
+    /// The only one that holds the side's functions; a program that is a target too is a host only while it has a
+    /// connection of its own.
     Only,
 }
 
@@ -40,21 +42,28 @@ pub struct Process {
 }
 
 impl Process {
+    /// Takes hold of a candidate; it may have ended since it was looked at.
     fn open(candidate: Candidate) -> Result<Process, Error> {
         let Candidate { pid, path, version } = candidate;
-        let raw = i32::try_from(pid).map_err(|_| Error::ProcessGone { pid })?;
-        // SAFETY: pidfd_open takes a PID and flags and returns a new descriptor or -1.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, raw, 0) };
-        let Ok(fd @ 0..) = i32::try_from(fd) else {
-            return Err(Error::ProcessGone { pid });
-        };
-        // SAFETY: the descriptor is new and nobody else has it.
-        let pidfd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let ended = || Error::ProcessEnded { pid };
+        let pidfd = hold(pid).ok_or_else(ended)?;
+        // The number may be another process's by now.
+        if fs::read_link(format!("/proc/{pid}/exe")).ok().as_ref() != Some(&path) {
+            return Err(ended());
+        }
         let threads = fs::read_dir(format!("/proc/{pid}/task"))
-            .map_err(|_| Error::ProcessGone { pid })?
+            .map_err(|_| ended())?
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
             .collect();
         Ok(Process { pid, path, version, threads, pidfd })
+    }
+
+    /// What came of looking at it; whatever went wrong, it is that the process ended where it did.
+    pub(crate) fn unless_ended<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+        result.map_err(|error| match error {
+            _ if self.ended() => Error::ProcessEnded { pid: self.pid },
+            error => error,
+        })
     }
 
     /// Whether it has exited.
@@ -67,6 +76,23 @@ impl Process {
     pub(crate) fn watch(&self) -> Result<OwnedFd, Error> {
         self.pidfd.try_clone().map_err(|_| Error::ProcessGone { pid: self.pid })
     }
+}
+
+/// A descriptor of a process that is there.
+fn hold(pid: u32) -> Option<OwnedFd> {
+    let raw = i32::try_from(pid).ok()?;
+    // SAFETY: pidfd_open takes a PID and flags and returns a new descriptor or -1.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, raw, 0) };
+    let fd @ 0.. = i32::try_from(fd).ok()? else { return None };
+    // SAFETY: the descriptor is new and nobody else has it.
+    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The process that a thread is of, where this is a thread and not the first of its process.
+fn process_of_thread(tid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()?;
+    (process != tid).then_some(process)
 }
 
 /// A process that may be meant.
@@ -85,6 +111,9 @@ struct Candidate {
 pub fn find(side: Side, choice: &Choice) -> Result<Process, Error> {
     match choice {
         Choice::Pid(pid) => {
+            if let Some(process) = process_of_thread(*pid) {
+                return Err(Error::Thread { tid: *pid, process });
+            }
             let path = fs::read_link(format!("/proc/{pid}/exe")).map_err(|error| match error.kind() {
                 std::io::ErrorKind::PermissionDenied => privilege("read the program of another process"),
                 // The kernel's threads are processes without a program.
@@ -121,16 +150,24 @@ pub fn find(side: Side, choice: &Choice) -> Result<Process, Error> {
                 let candidate = Candidate { pid, path, version: facts.version };
                 match (side, facts.target, facts.host) {
                     (Side::Target, true, _) | (Side::Host, false, true) => found.push(candidate),
-                    // A target links the initiator too, for NVMe bdevs; it is the host only if there is
-                    // no other one.
                     (Side::Host, true, true) => both.push(candidate),
                     _ => {}
                 }
             }
-            let found = if found.is_empty() { both } else { found };
+            let mut aside = Vec::new();
+            if found.is_empty() {
+                // A target links the initiator too, for NVMe bdevs; it is the host only if there is no other one
+                // and it uses it.
+                let (used, unused): (Vec<Candidate>, _) =
+                    both.into_iter().partition(|candidate| is_initiator(candidate.pid));
+                found = used;
+                aside = unused.iter().map(|candidate| candidate.pid).collect();
+                aside.sort_unstable();
+            }
             if found.is_empty() {
                 // Another user's processes can not be looked into: they may well be there.
                 check_rights()?;
+                return Err(Error::NoProcess { side, program: None, aside });
             }
             one(side, found, None)
         }
@@ -155,7 +192,7 @@ pub fn candidates(side: Side) -> Vec<(u32, PathBuf, Option<String>)> {
 
 fn one(side: Side, mut found: Vec<Candidate>, program: Option<&Path>) -> Result<Process, Error> {
     match (found.pop(), found.is_empty()) {
-        (None, _) => Err(Error::NoProcess { side, program: program.map(Path::to_owned) }),
+        (None, _) => Err(Error::NoProcess { side, program: program.map(Path::to_owned), aside: Vec::new() }),
         (Some(candidate), true) => Process::open(candidate),
         (Some(candidate), false) => {
             found.push(candidate);
@@ -332,6 +369,50 @@ mod tests {
     fn a_process_that_is_not_there_is_said_to_be_gone() {
         let gone = find(Side::Target, &Choice::Pid(u32::MAX)).map(|process| process.pid);
         assert!(matches!(gone, Err(Error::ProcessGone { pid: u32::MAX })), "{gone:?}");
+    }
+
+    #[test]
+    fn a_thread_is_told_from_its_process() {
+        let (send, stop) = std::sync::mpsc::channel::<()>();
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            // SAFETY: gettid takes nothing and can not fail.
+            tell.send(unsafe { libc::gettid() }).unwrap();
+            let _ = stop.recv();
+        });
+        let tid = told.recv().unwrap().unsigned_abs();
+        let error = find(Side::Target, &Choice::Pid(tid)).map(|process| process.pid).unwrap_err();
+        let expected = format!("{tid} is a thread of process {}", std::process::id());
+        assert!(error.to_string().starts_with(&expected), "{error}");
+        drop(send);
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn what_fails_after_the_end_is_said_to_be_the_end() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = find(Side::Host, &Choice::Pid(child.id())).unwrap();
+        let failed = || Err::<(), _>(Error::NotSpdk { name: "x".into(), files: 1 });
+        assert!(matches!(process.unless_ended(failed()), Err(Error::NotSpdk { .. })));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let error = process.unless_ended(failed()).unwrap_err().to_string();
+        assert_eq!(error, format!("process {} ended while it was looked at", child.id()));
+        assert!(process.unless_ended(Ok(())).is_ok());
+        // Whoever has the number next is another process.
+        let candidate =
+            super::Candidate { pid: std::process::id(), path: "/bin/sleep".into(), version: None };
+        let other = super::Process::open(candidate).map(|process| process.pid);
+        assert!(matches!(other, Err(Error::ProcessEnded { .. })), "{other:?}");
+    }
+
+    #[test]
+    fn targets_that_were_set_aside_are_named() {
+        let text = |aside: &[u32]| {
+            Error::NoProcess { side: Side::Host, program: None, aside: aside.to_vec() }.to_string()
+        };
+        assert!(text(&[]).ends_with("start it, or give its PID"), "{}", text(&[]));
+        assert!(text(&[7, 9]).contains("7, 9 hold") && text(&[7]).contains("7 holds"), "{}", text(&[7, 9]));
     }
 
     #[test]

@@ -30,6 +30,10 @@ impl Target {
     /// When rights are missing, the process is gone or is no SPDK target, its functions or structures can
     /// not be found, or the kernel refuses a program.
     pub fn attach(process: &Process, options: &Options) -> Result<Target, Error> {
+        process.unless_ended(Self::attach_to(process, options))
+    }
+
+    fn attach_to(process: &Process, options: &Options) -> Result<Target, Error> {
         let chosen = Chosen::of(Side::Target, process, options, survey, layout)?;
         let mut storage = MaybeUninit::<OpenObject>::uninit();
         let mut open =

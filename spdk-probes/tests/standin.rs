@@ -253,7 +253,7 @@ fn a_program_that_is_not_spdk_is_told_so() {
     sleep.0.kill().unwrap();
     sleep.0.wait().unwrap();
     let error = Target::attach(&process, &Options::default()).unwrap_err();
-    assert!(matches!(error, Error::ProcessGone { .. }), "{error}");
+    assert!(matches!(error, Error::ProcessEnded { .. }), "{error}");
 
     // The initiator is SPDK-like, but no target.
     let error = survey_program(&program("standin-initiator"), Side::Target, &Options::default()).unwrap_err();
