@@ -158,7 +158,7 @@ pub struct ProbeCommon {
 
 #[derive(Debug, Args)]
 pub struct Report {
-    /// A host's run (or the run of one side alone).
+    /// A host's run (or the run of one side alone, or a directory that holds a host's and a target's).
     #[arg(value_name = "HOST.run")]
     pub first: PathBuf,
     /// The target's run.

@@ -40,14 +40,22 @@ impl Progress {
     }
 }
 
-/// "12,345 commands seen, 12,340 recorded, 5 lost".
+/// "12 345 commands seen, 12 340 recorded, 5 lost".
 pub fn summary(c: &Counters) -> String {
-    let mut text = format!("{} commands seen, {} recorded", HumanCount(c.seen), HumanCount(c.recorded));
-    if c.unsampled > 0 {
-        text += &format!(", {} left out by sampling", HumanCount(c.unsampled));
+    let mut text = format!("{} commands seen, {} recorded", count(c.seen), count(c.recorded));
+    for (commands, what) in [
+        (c.unsampled, "left out by sampling"),
+        (c.no_start, "ended that had begun before"),
+        (c.in_flight, "not over at the end"),
+    ] {
+        if commands > 0 {
+            text += &format!(", {} {what}", count(commands));
+        }
     }
-    if c.in_flight > 0 {
-        text += &format!(", {} not over at the end", HumanCount(c.in_flight));
-    }
-    text + &format!(", {} lost", HumanCount(c.lost.total()))
+    text + &format!(", {} lost", count(c.lost.total()))
+}
+
+/// A number as the reports show it.
+fn count(number: u64) -> String {
+    HumanCount(number).to_string().replace(',', " ")
 }

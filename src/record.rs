@@ -6,6 +6,8 @@ use crate::signals::Signals;
 use crate::software::{self, Software};
 use crate::workload;
 use anyhow::{Result, bail};
+use clap::CommandFactory;
+use clap::error::ErrorKind;
 use run_format::{RunWriter, Side};
 use std::path::Path;
 use std::process::ExitCode;
@@ -25,6 +27,7 @@ pub fn run(what: &Record) -> Result<ExitCode> {
     if let Record::Target(options) = what {
         check_source(options)?;
     }
+    check_labels(&common.label);
     // What the recording would fail at later is refused before the system under test is touched, and before
     // --force removes anything.
     RunWriter::may_create(output(common, side), common.force)?;
@@ -37,6 +40,15 @@ pub fn run(what: &Record) -> Result<ExitCode> {
         return trace(common, &options, &signals);
     }
     source(side, common, *kernel, &signals)
+}
+
+/// A label that is given twice would silently lose a value.
+fn check_labels(labels: &[(String, String)]) {
+    let again = labels.iter().enumerate().find(|(n, (name, _))| labels[..*n].iter().any(|l| l.0 == *name));
+    if let Some((_, (name, _))) = again {
+        let wrong = format!("the label {name} is given twice");
+        crate::cli::Cli::command().error(ErrorKind::ArgumentConflict, wrong).exit()
+    }
 }
 
 /// Refuses what a source can not do.

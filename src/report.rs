@@ -2,8 +2,8 @@
 
 use crate::cli::{By, Format, Report as Options};
 use crate::exit;
-use anyhow::Result;
-use joiner::{GroupBy, JoinOptions, Report, ReportOptions};
+use anyhow::{Result, bail};
+use joiner::{GroupBy, Input, JoinOptions, Report, ReportOptions};
 use run_format::{Run, Side};
 use std::process::ExitCode;
 
@@ -21,16 +21,32 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         },
         detail: options.detail,
     };
-    let first = Run::open(&options.first)?;
     let report = match &options.second {
-        Some(second) => joined(&first, &Run::open(second)?, &how)?,
-        None => match first.manifest().side {
-            Side::Host => joiner::host_report(&first, &how)?,
-            Side::Target => joiner::target_report(&first, &how)?,
+        Some(second) => joined(&Run::open(&options.first)?, &Run::open(second)?, &how)?,
+        None => match Run::open(&options.first) {
+            Ok(run) => alone(&run, &how)?,
+            // A directory that holds a pair, as compare takes it.
+            Err(error @ run_format::Error::NotARun(_)) => {
+                let input = Input::find(&options.first).map_err(|_| error)?;
+                match (input.host(), input.target()) {
+                    (Some(host), Some(target)) => joined(host, target, &how)?,
+                    (Some(run), None) | (None, Some(run)) => alone(run, &how)?,
+                    (None, None) => bail!("{}: no run is in it", options.first.display()),
+                }
+            }
+            Err(error) => return Err(error.into()),
         },
     };
     print(&report, options.format.format)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The report of one side.
+fn alone(run: &Run, how: &ReportOptions) -> Result<Report> {
+    Ok(match run.manifest().side {
+        Side::Host => joiner::host_report(run, how)?,
+        Side::Target => joiner::target_report(run, how)?,
+    })
 }
 
 /// The report of a pair, given in either order. Two of the same side are the joiner's to refuse.

@@ -404,6 +404,7 @@ fn wrong_usage_exits_with_2_and_says_what_is_right() -> Result<()> {
         (&["record", "target", "--sample", "0"], "0"),
         (&["record", "target", "--label", "x"], "NAME=VALUE"),
         (&["record", "host", "--layout", "x"], "--spdk"),
+        (&["record", "target", "--label", "x=1", "--label", "x=2"], "given twice"),
         (&["report"], "HOST.run"),
         (&["report", "a", "b", "c"], "unexpected argument"),
         (&["report", "a", "--by", "moon"], "queue"),

@@ -322,7 +322,7 @@ fn a_command_that_is_not_there_costs_no_run() -> Result<()> {
 
 #[test]
 fn a_command_that_does_not_listen_is_ended_by_the_third_signal() -> Result<()> {
-    use nix::sys::signal::Signal::{SIGHUP, SIGINT, SIGTERM};
+    use nix::sys::signal::Signal::{SIGINT, SIGTERM};
     if !support::can_trace() {
         return Ok(());
     }
@@ -334,7 +334,7 @@ fn a_command_that_does_not_listen_is_ended_by_the_third_signal() -> Result<()> {
     let mut recording =
         Recording::start("target", target.pid(), &run, &["-d", "100ms", "--", "sh", "-c", script])?;
     let process = recording.process();
-    for signal in [SIGTERM, SIGINT, SIGHUP] {
+    for signal in [SIGTERM, SIGINT, SIGTERM] {
         std::thread::sleep(Duration::from_millis(500));
         ensure!(process.ended()?.is_none());
         process.signal(signal)?;

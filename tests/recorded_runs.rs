@@ -157,3 +157,15 @@ fn the_runs_say_what_they_are_and_nothing_of_where_they_were_made() -> Result<()
     }
     Ok(())
 }
+
+#[test]
+fn a_directory_that_holds_a_pair_is_reported_like_the_pair() -> Result<()> {
+    for pair in &PAIRS {
+        let ((host, target), folder) = (pair.runs(), pair.folder());
+        let (host, target) = (host.display().to_string(), target.display().to_string());
+        let named = support::fabscope(&["report", &host, &target])?.expect(0, &[])?;
+        let held = support::fabscope(&["report", &folder.display().to_string()])?.expect(0, &[])?;
+        ensure!(named.stdout == held.stdout, "{}", held.stdout);
+    }
+    Ok(())
+}

@@ -55,6 +55,18 @@ impl Input {
         }
     }
 
+    /// The host's run, where there is one.
+    #[must_use]
+    pub fn host(&self) -> Option<&Run> {
+        self.host.as_ref()
+    }
+
+    /// The target's run, where there is one.
+    #[must_use]
+    pub fn target(&self) -> Option<&Run> {
+        self.target.as_ref()
+    }
+
     /// Opens what a person gives: a run, a directory that holds one host's and one target's run (or one run),
     /// or two runs with a comma between them, in either order.
     ///
