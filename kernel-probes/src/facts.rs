@@ -4,6 +4,7 @@
 use crate::btf::{self, Name};
 use crate::error::Error;
 use crate::ladder;
+use crate::trial;
 use run_format::{Side, Transport};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -112,6 +113,8 @@ pub(crate) struct Facts {
     pub(crate) symbols: BTreeMap<String, u64>,
     /// Whether the kernel has kprobes.
     pub(crate) kprobes: bool,
+    /// Why the kernel refuses fentry and fexit programs; none where it takes them, or where it was not asked.
+    pub(crate) no_fentry: Option<String>,
     /// Whether the kernel may stop a task inside it to run another: then it skips hits of those programs that
     /// may not run twice on a CPU.
     pub(crate) preemptible: bool,
@@ -137,6 +140,7 @@ impl Facts {
             bio_told: None,
             symbols: BTreeMap::new(),
             kprobes: false,
+            no_fentry: None,
             preemptible: false,
             confidential: false,
             missing: Vec::new(),
@@ -188,6 +192,10 @@ impl Facts {
                     .collect()
             });
             break;
+        }
+        // Who lacks the rights is told so, and not that the kernel refuses.
+        if facts.missing.is_empty() {
+            facts.no_fentry = trial::fentry();
         }
         Ok(facts)
     }

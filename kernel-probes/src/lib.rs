@@ -11,9 +11,10 @@ mod programs;
 mod queues;
 mod survey;
 mod target;
+mod trial;
 
 pub use error::Error;
 pub use host::Host;
 pub use programs::{Options, Probes};
-pub use survey::{Choice, Survey, Way, survey};
+pub use survey::{Choice, NOT_LOADED, Survey, Way, survey};
 pub use target::Target;

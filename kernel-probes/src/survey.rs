@@ -128,6 +128,11 @@ impl Plan {
             identity: "",
             connections: false,
         };
+        let identified = ladder::of(facts.side)
+            .iter()
+            .filter(|ladder| ladder.point == Point::Identity)
+            .flat_map(|ladder| ladder.rungs)
+            .any(|rung| way(facts, refused, rung).obstacle.is_none());
         for ladder in ladder::of(facts.side) {
             // Where no driver is there, all is shown, with the reason.
             let there = &plan.survey.transports;
@@ -137,6 +142,13 @@ impl Plan {
             let mut rungs: Vec<Way> = ladder.rungs.iter().map(|rung| way(facts, refused, rung)).collect();
             if facts.preemptible && ladder.in_tasks() {
                 prefer_kprobes(ladder.rungs, &mut rungs);
+            }
+            for (way, rung) in rungs.iter_mut().zip(ladder.rungs) {
+                if facts.transports().is_empty() {
+                    way.obstacle.get_or_insert_with(|| NOT_LOADED.to_owned());
+                } else if rung.programs.is_empty() && !identified {
+                    way.obstacle.get_or_insert_with(|| "nothing tells of a command's identity".to_owned());
+                }
             }
             let chosen = rungs.iter().position(|way| way.obstacle.is_none());
             if let Some(index) = chosen {
@@ -195,6 +207,9 @@ impl Plan {
         Err(Error::NoHook { release: self.survey.kernel.clone(), what: choice.what, why: why.join("; ") })
     }
 }
+
+/// The obstacle of a way that can not be told of, or is of no use, before a driver of the side is there.
+pub const NOT_LOADED: &str = "the driver is not loaded";
 
 /// What keeps every program from working, whatever hooks there are.
 pub(crate) fn prevented(facts: &Facts) -> Result<(), Error> {
@@ -259,6 +274,16 @@ fn prefer_kprobes(rungs: &[Rung], ways: &mut [Way]) {
 /// Why a program can not be attached, as far as that can be told without trying.
 fn missing(facts: &Facts, program: &Program) -> Option<String> {
     let name = program.attach.name();
+    if let (Attach::Fentry(_) | Attach::Fexit(_), Some(why)) = (program.attach, &facts.no_fentry) {
+        return Some(why.clone());
+    }
+    // It may well have it once it is there.
+    if facts.transports().is_empty()
+        && name.starts_with("nvm")
+        && !matches!(program.attach, Attach::Kprobe(_))
+    {
+        return Some(NOT_LOADED.to_owned());
+    }
     match program.attach {
         Attach::Tracepoint(_) => (!facts.tracepoints.contains(name))
             .then(|| format!("no tracepoint {name} in this kernel's type information")),
@@ -295,10 +320,7 @@ fn absent(facts: &Facts, name: &str, there: &str) -> String {
         Some(variant) => {
             format!("the compiler made {variant} of it, whose arguments are not those of the source")
         }
-        None if facts.transports().is_empty() && name.starts_with("nvme") => {
-            let drivers: Vec<String> = drivers(facts.side).map(|(_, module)| module.command()).collect();
-            format!("no function {name}: neither {} is loaded", drivers.join(" nor "))
-        }
+        None if facts.transports().is_empty() && name.starts_with("nvm") => NOT_LOADED.to_owned(),
         None => format!("no function {name}: the compiler inlined it, or this kernel has none"),
     }
 }
@@ -462,6 +484,58 @@ mod tests {
         let end = plan.survey.hooks().pop().unwrap();
         assert_eq!(end.hook.as_deref(), Some("tp_btf nvme_complete_rq"));
         assert!(end.why.unwrap().contains("EINVAL"));
+    }
+
+    #[test]
+    fn a_kernel_that_refuses_fentry_has_none_chosen() {
+        for side in SIDES {
+            let mut facts = rich(side);
+            facts.no_fentry = Some("the kernel refuses fentry programs (EPERM)".to_owned());
+            let plan = Plan::make(&facts, &BTreeMap::new());
+            assert_eq!(plan.survey.obstacles, Vec::<String>::new());
+            for hook in plan.survey.hooks() {
+                let of = hook.hook.as_deref().unwrap_or_default();
+                assert!(!of.contains("fentry") && !of.contains("fexit"), "{hook:?}");
+                if of.starts_with("kprobe ") {
+                    assert!(hook.why.is_some_and(|why| why.contains("refuses fentry")), "{of}");
+                }
+            }
+            assert!(!plan.programs.iter().any(|name| name.ends_with("_fentry")), "{:?}", plan.programs);
+        }
+    }
+
+    #[test]
+    fn without_a_driver_or_an_identity_no_rung_is_chosen() {
+        for side in SIDES {
+            let mut facts = rich(side);
+            facts.modules.clear();
+            for (_, module) in drivers(side) {
+                facts.symbols.remove(module.function);
+            }
+            let plan = Plan::make(&facts, &BTreeMap::new());
+            assert_eq!(plan.survey.obstacles.len(), 1);
+            for choice in plan.survey.boundaries.iter().chain(&plan.survey.others) {
+                assert_eq!(choice.chosen, None, "{choice:?}");
+                assert!(choice.rungs.iter().all(|way| way.obstacle.is_some()));
+                assert!(choice.rungs.iter().any(|way| way.obstacle.as_deref() == Some(NOT_LOADED)));
+            }
+        }
+        // What comes with the identity is not there without it.
+        let mut facts = rich(Side::Target);
+        let identity =
+            ladder::of(Side::Target).iter().find(|ladder| ladder.point == Point::Identity).unwrap();
+        let refused: BTreeMap<&str, String> = identity
+            .rungs
+            .iter()
+            .flat_map(|rung| rung.programs)
+            .map(|program| (program.name, "EINVAL".to_owned()))
+            .collect();
+        facts.functions.clear();
+        facts.kprobes = false;
+        let plan = Plan::make(&facts, &refused);
+        let recv = &plan.survey.hooks()[0];
+        assert_eq!(recv.hook, None);
+        assert!(recv.why.as_deref().is_some_and(|why| why.contains("identity")), "{recv:?}");
     }
 
     #[test]
