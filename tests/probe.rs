@@ -168,6 +168,24 @@ fn the_kernel_s_ladders_have_the_same_shape() -> Result<()> {
         ensure!(value["kind"] == "kernel" && value["build"].is_null());
         let obstacles = value["obstacles"].as_array().context("obstacles")?;
         ensure!(said.code == Some(i32::from(!obstacles.is_empty())), "{said:#?}");
+        let table = fabscope(["probe", side, "--kernel"])?.stdout;
+        ensure!(!table.contains("per hit") && !table.contains("instruction"), "{table}");
+        let loaded = value["transports"].as_array().is_some_and(|all| !all.is_empty());
+        ensure!(loaded || table.matches(" is loaded").count() == 1, "{table}");
+        ensure!(
+            loaded
+                || value["boundaries"]
+                    .as_array()
+                    .is_some_and(|all| all.iter().all(|l| l["chosen"].is_null()))
+        );
+        // What keeps it from recording is said before any boundary.
+        let obstacle = table.find("can not record:");
+        ensure!(obstacle.is_none_or(|at| Some(at) < table.find("boundary  ")), "{table}");
+        ensure!(obstacle.is_some() == !obstacles.is_empty(), "{table}");
+        // Of one kernel, its own ladders and SPDK's say the same.
+        let refuses = "the kernel refuses fentry programs";
+        let of_spdk = document("target", &standin("standin-target")?, 0, &[])?.to_string();
+        ensure!(of_spdk.contains(refuses) == value.to_string().contains(refuses), "{value}");
     }
     Ok(())
 }
@@ -192,6 +210,10 @@ fn a_build_holds_against_itself_also_stripped_with_its_layout() -> Result<()> {
     // Without it nothing can be said, which is no verdict.
     let baseline = file.display().to_string();
     probe("target", &stripped, &["--baseline", &baseline])?.expect(1, &["stripped", "--save-layout"])?;
+
+    let nameless = made(here.path(), "objcopy", &["--remove-section=.note.gnu.build-id"])?;
+    probe("target", &nameless, &["--save-layout", &layout])?
+        .expect(1, &["no layout file can be made", "no build-id"])?;
     Ok(())
 }
 
@@ -286,9 +308,32 @@ fn a_baseline_that_is_none_is_refused_with_the_way_out() -> Result<()> {
     refused(&changed(&|v| v["build"] = json!(null))?, &["compares builds of SPDK"])?;
     refused(&changed(&|v| v["boundaries"] = json!("many"))?, &["and is damaged"])?;
     refused(&changed(&|v| v["boundaries"][0]["chosen"] = json!(-1))?, &["and is damaged"])?;
-    // A rung that is not on the ladder is none.
-    fs::write(&file, changed(&|v| v["boundaries"][0]["chosen"] = json!(99))?)?;
-    probe("target", &program, &["--baseline", &name])?.expect(0, &[])?;
+    // One that tells less than it should would hold against any build.
+    let first = |v: &Value| v["boundaries"][0].clone();
+    refused(&changed(&|v| v["boundaries"] = json!([]))?, &["and is damaged", "it has no boundary t_recv"])?;
+    refused(&changed(&|v| v["boundaries"] = json!([first(v)]))?, &["it has no boundary t_r2t"])?;
+    refused(&changed(&|v| v["boundaries"][1] = first(v))?, &["the boundary t_recv 2 times"])?;
+    refused(&changed(&|v| v["boundaries"][0]["chosen"] = json!(99))?, &["t_recv uses rung 99"])?;
+    refused(&changed(&|v| v["boundaries"][0]["chosen"] = json!(null))?, &["t_recv uses no rung"])?;
+    let unusable = |v: &mut Value| v["boundaries"][0]["rungs"][0]["usable"] = json!(false);
+    refused(&changed(&unusable)?, &["and is damaged", "can not be used"])?;
+    refused(&changed(&|v| v["boundaries"][2] = json!([1]))?, &["and is damaged"])?;
+    for (text, expected) in
+        [("null", "no baseline, which is what `fabscope probe` prints"), ("[]", "as JSON")]
+    {
+        refused(text.as_bytes(), &[expected, "--format json > FILE"])?;
+    }
+    fs::write(&file, changed(&|v| v["boundaries"][0] = json!("none"))?)?;
+    let said = probe("target", &program, &["--baseline", &name])?.expect(1, &["expected an object"])?;
+    ensure!(!said.stderr.contains("struct"), "{said:#?}");
+
+    // What would never come is not waited for.
+    let fifo = here.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU)?;
+    let fifo = fifo.display().to_string();
+    for none in [fifo.as_str(), "/dev/zero"] {
+        probe("target", &program, &["--baseline", none])?.expect(1, &[none, "no regular file"])?;
+    }
 
     let huge = fs::File::create(&file)?;
     huge.set_len(1 << 40)?;

@@ -3,8 +3,9 @@
 
 use anyhow::{Context, Result, bail};
 use kernel_probes::{Choice, Survey};
-use run_format::{Kind, Lack, Ladder, Rung, Side, Transport};
+use run_format::{Boundary, Kind, Lack, Ladder, Rung, Side, Transport};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use spdk_probes::{Build, Comparison, Cost, EventOffer, Offer, SideOffer};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,8 +17,11 @@ const FORMAT_NAME: &str = "fabscope-probe/";
 const COMPARISON_FORMAT: &str = "fabscope-probe-comparison/1";
 /// More than this no baseline has.
 const LARGEST: u64 = 16 << 20;
+
 /// How a baseline is made.
-const HOW: &str = "make one with `fabscope probe target --spdk OLD --format json > FILE`";
+fn how(side: Side) -> String {
+    format!("make one with `fabscope probe {side} --spdk OLD --format json > FILE`")
+}
 
 /// What a side of some software can be recorded with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -133,7 +137,12 @@ fn ladder(choice: &Choice) -> Option<Ladder> {
 fn event(choice: &Choice) -> EventOffer {
     let used = choice.chosen.or((!choice.rungs.is_empty()).then_some(0));
     let way = used.and_then(|at| choice.rungs.get(at));
-    let reasons: Vec<&str> = choice.rungs.iter().filter_map(|way| way.obstacle.as_deref()).collect();
+    let mut reasons: Vec<&str> = Vec::new();
+    for reason in choice.rungs.iter().filter_map(|way| way.obstacle.as_deref()) {
+        if !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
+    }
     EventOffer {
         event: match choice.transport {
             Some(transport) => format!("{} ({})", choice.what, transport.name()),
@@ -159,34 +168,41 @@ impl Baseline {
     /// # Errors
     /// When the file can not be read, or is no baseline of an SPDK build for this side; with what to do.
     pub fn read(file: &Path, side: Side) -> Result<Baseline> {
-        #[derive(Deserialize)]
-        struct Head {
-            format: Option<String>,
-        }
         let name = file.display();
+        let how = how(side);
         let read = || -> std::io::Result<Vec<u8>> {
             use std::io::Read as _;
+            // What is no file may never end, or never begin.
+            if !fs::metadata(file)?.is_file() {
+                return Err(std::io::Error::other(format!("it is no regular file; {how}")));
+            }
             let mut bytes = Vec::new();
             fs::File::open(file)?.take(LARGEST + 1).read_to_end(&mut bytes)?;
             Ok(bytes)
         };
         let bytes = read().with_context(|| format!("read the baseline {name}"))?;
         if bytes.len() as u64 > LARGEST {
-            bail!("{name} is no baseline: it has more than {} MiB; {HOW}", LARGEST >> 20);
+            bail!("{name} is no baseline: it has more than {} MiB; {how}", LARGEST >> 20);
         }
-        let head: Head = serde_json::from_slice(&bytes)
-            .map_err(|error| anyhow::anyhow!("{name} is damaged, or no baseline at all: {error}; {HOW}"))?;
-        match head.format.as_deref() {
+        let value: Value = serde_json::from_slice(&bytes)
+            .map_err(|error| anyhow::anyhow!("{name} is damaged, or no baseline at all: {error}; {how}"))?;
+        let Value::Object(members) = &value else {
+            bail!("{name} is no baseline, which is what `fabscope probe` prints as JSON; {how}");
+        };
+        match members.get("format").map(|format| format.as_str().unwrap_or_default()) {
             Some(FORMAT) => {}
             Some(other) if other.starts_with(FORMAT_NAME) => bail!(
                 "{name} was made by another version of fabscope: its format is {other:?}, this one reads {FORMAT:?}; make it anew"
             ),
-            Some(other) => bail!("{name} is no baseline: its format is {other:?}, not {FORMAT:?}; {HOW}"),
-            None => bail!("{name} is no baseline: it states no format; {HOW}"),
+            Some(other) => bail!("{name} is no baseline: its format is {other:?}, not {FORMAT:?}; {how}"),
+            None => bail!("{name} is no baseline: it states no format; {how}"),
         }
-        let document: Document = serde_json::from_slice(&bytes).map_err(|error| {
-            anyhow::anyhow!("{name} says that it is a baseline ({FORMAT}), and is damaged: {error}; {HOW}")
-        })?;
+        let damaged = |what: String| {
+            anyhow::anyhow!("{name} says that it is a baseline ({FORMAT}), and is damaged: {what}; {how}")
+        };
+        // From the bytes, so that the error tells the place.
+        let document: Document =
+            serde_json::from_slice(&bytes).map_err(|error| damaged(plain(&error.to_string())))?;
         if document.side != side {
             bail!(
                 "{name} is the baseline of a {}, and a {side} is looked at: use `fabscope probe {}`, or make a baseline with `fabscope probe {side} --spdk OLD --format json`",
@@ -195,10 +211,55 @@ impl Baseline {
             );
         }
         let Some(offer) = document.offer() else {
-            bail!("{name} is of {}, and --baseline compares builds of SPDK; {HOW}", document.of);
+            bail!("{name} is of {}, and --baseline compares builds of SPDK; {how}", document.of);
         };
+        let sides = std::iter::once(&offer.here).chain(&offer.other_side);
+        sides.map(consistent).collect::<Result<(), String>>().map_err(damaged)?;
         Ok(Baseline { file: file.to_owned(), document, offer })
     }
+}
+
+/// A reader's error without the names that only the source has.
+fn plain(error: &str) -> String {
+    match error.split_once("expected struct ") {
+        Some((before, after)) => {
+            let rest = after.trim_start_matches(|c: char| c.is_alphanumeric() || c == '_');
+            format!("{before}expected an object{rest}")
+        }
+        None => error.to_owned(),
+    }
+}
+
+/// Whether it is what a look at a program comes to: every boundary once, and the rung in use one that can be. The
+/// error says what is not so. A comparison with less would hold whatever the new build is.
+fn consistent(offer: &SideOffer) -> Result<(), String> {
+    for boundary in Boundary::of(offer.side) {
+        match offer.boundaries.iter().filter(|ladder| ladder.boundary == boundary).count() {
+            0 => return Err(format!("it has no boundary {boundary}")),
+            1 => {}
+            count => return Err(format!("it has the boundary {boundary} {count} times")),
+        }
+    }
+    for ladder in &offer.boundaries {
+        let Ladder { boundary, rungs, .. } = ladder;
+        if boundary.side() != offer.side {
+            return Err(format!("{boundary} is no boundary of a {}", offer.side));
+        }
+        match ladder.chosen {
+            Some(at) => match rungs.get(at) {
+                None => return Err(format!("{boundary} uses rung {at}, and has {}", rungs.len())),
+                Some(rung) if !rung.usable => {
+                    return Err(format!("{boundary} uses rung {at}, which can not be used"));
+                }
+                Some(_) => {}
+            },
+            None if rungs.iter().any(|rung| rung.usable) => {
+                return Err(format!("{boundary} uses no rung, and has one that can be used"));
+            }
+            None => {}
+        }
+    }
+    Ok(())
 }
 
 /// What `probe --baseline` prints for programs.

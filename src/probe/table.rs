@@ -1,6 +1,7 @@
 //! `probe` for people: a few lines a boundary, more with `--detail`.
 
 use super::document::{Compared, ComparisonDocument, Document};
+use kernel_probes::NOT_LOADED;
 use run_format::{Boundary, Ladder, Rung, Transport};
 use spdk_probes::{BoundaryChange, Build, Change, Cost, Price, Taken, Verdict, Weight};
 use std::fmt::Write as _;
@@ -10,12 +11,18 @@ use std::fmt::Write as _;
 /// The ladders of a side.
 pub fn of_document(document: &Document, detail: bool) -> String {
     let mut text = head(document);
+    for obstacle in &document.obstacles {
+        let _ = writeln!(text, "\ncan not record: {obstacle}");
+    }
     text.push('\n');
     let label = |ladder: &Ladder| name(ladder.boundary, ladder.transport);
     let wide = |width: usize, text: &str| width.max(text.chars().count());
     let boundary = document.boundaries.iter().map(label).fold(8, |w, t| wide(w, &t));
     let hook = document.boundaries.iter().filter_map(|l| Some(l.rung()?.hook.as_str())).fold(4, wide);
-    let _ = writeln!(text, "{:<boundary$}  {:<hook$}  rung    per hit  instruction", "boundary", "hook");
+    // The kernel's own hooks have neither.
+    let spots = document.boundaries.iter().filter_map(Ladder::rung).any(|rung| !rung.uprobes.is_empty());
+    let more = if spots { "    per hit  instruction" } else { "" };
+    let _ = writeln!(text, "{:<boundary$}  {:<hook$}  rung{more}", "boundary", "hook");
     for ladder in &document.boundaries {
         let spot = ladder.rung().and_then(|rung| rung.uprobes.iter().max_by_key(|spot| spot.estimated_ns));
         let line = format!(
@@ -42,8 +49,15 @@ pub fn of_document(document: &Document, detail: bool) -> String {
     if !seen.is_empty() {
         let _ = writeln!(text, "also watched: {}", seen.join(", "));
     }
+    let waits = |why: &Option<String>| why.as_deref() == Some(NOT_LOADED);
+    let waiting: Vec<&str> =
+        document.events.iter().filter(|e| waits(&e.why)).map(|e| e.event.as_str()).collect();
+    if !waiting.is_empty() && !detail {
+        let _ = writeln!(text, "with the driver also watched: {}", waiting.join(", "));
+    }
     for event in &document.events {
         match &event.why {
+            why if waits(why) && !detail => {}
             Some(why) => _ = writeln!(text, "not watched: {}: {why}", event.event),
             None if detail => _ = writeln!(text, "  {}: {}", event.event, event.hook),
             None => {}
@@ -55,9 +69,6 @@ pub fn of_document(document: &Document, detail: bool) -> String {
             Some(obstacle) => format!(", but: {obstacle}"),
         };
         let _ = writeln!(text, "the program can be recorded as a {} too{state}", other.side);
-    }
-    for obstacle in &document.obstacles {
-        let _ = writeln!(text, "\ncan not record: {obstacle}");
     }
     text
 }
@@ -118,8 +129,14 @@ fn short(text: &mut String, ladder: &Ladder) {
         line("", note);
     }
     let at = ladder.chosen.unwrap_or(ladder.rungs.len());
-    for rung in ladder.rungs.iter().take(at) {
+    let (waiting, passed): (Vec<&Rung>, Vec<&Rung>) =
+        ladder.rungs.iter().take(at).partition(|rung| rung.why.as_deref() == Some(NOT_LOADED));
+    for rung in passed {
         line("not ", &format!("{}: {}", own(rung, ladder), in_short(rung.reason())));
+    }
+    if !waiting.is_empty() {
+        let waiting: Vec<String> = waiting.into_iter().map(|rung| own(rung, ladder)).collect();
+        line("with the driver: ", &waiting.join("; "));
     }
     let below: Vec<String> = ladder
         .rungs
@@ -138,7 +155,9 @@ fn short(text: &mut String, ladder: &Ladder) {
     if !below.is_empty() {
         line("below: ", &below.join("; "));
     }
-    if ladder.chosen.is_none() {
+    // With the driver it may not be.
+    let waits = ladder.rungs.iter().any(|rung| rung.why.as_deref() == Some(NOT_LOADED));
+    if ladder.chosen.is_none() && !waits {
         line("lost: ", &ladder.without);
     }
 }
@@ -407,6 +426,26 @@ mod tests {
         text.clear();
         short(&mut text, &ladder);
         assert!(text.ends_with("    lost: the wait for the flush\n"), "{text}");
+    }
+
+    #[test]
+    fn what_waits_for_the_driver_is_told_once() {
+        let mut ladder = Ladder {
+            boundary: Boundary::TSent,
+            transport: None,
+            essential: false,
+            chosen: None,
+            rungs: vec![rung("fentry a", false), rung("kprobe a", false), rung("tracepoint c", false)],
+            without: "the wait for the flush".into(),
+        };
+        ladder.rungs[0].why = Some(NOT_LOADED.into());
+        ladder.rungs[2].why = Some(NOT_LOADED.into());
+        let mut text = String::new();
+        short(&mut text, &ladder);
+        assert_eq!(
+            text,
+            "    not kprobe a: the kernel has it not\n    with the driver: fentry a; tracepoint c\n"
+        );
     }
 
     #[test]
