@@ -259,6 +259,17 @@ pub enum Error {
         what: String,
     },
 
+    /// A program of which no layout file can be made.
+    #[error(
+        "{}: no layout file can be made of this program: it has no build-id, by which a layout file is told to be of \
+         a build; link it with -Wl,--build-id",
+        path.display()
+    )]
+    NoBuildId {
+        /// The program.
+        path: PathBuf,
+    },
+
     /// No file of the process holds SPDK.
     #[error(
         "{name}: no SPDK in it: none of its {files} mapped files has an SPDK version, SPDK probes or SPDK functions; give the process or path of an SPDK application"

@@ -307,10 +307,7 @@ pub(crate) const HOST: &[Ladder] = &[
                 }),
             ]),
         ],
-        without: Without::Lost(
-            "h_done stands for it: the driver calls the application back at once, and a probe there would \
-             mostly measure itself",
-        ),
+        without: Without::Lost("h_done stands for it, as the driver calls the application back at once"),
     },
 ];
 

@@ -53,11 +53,8 @@ pub struct Layout {
 impl Layout {
     /// Gathers everything that the table of hooks wants and the binary has.
     pub(crate) fn of(binary: &Binary) -> Result<Layout, Error> {
-        let build_id = binary.build_id_text().ok_or_else(|| Error::Layout {
-            path: binary.path().to_owned(),
-            what: "the binary has no build-id, by which a layout file is matched: link with -Wl,--build-id"
-                .to_owned(),
-        })?;
+        let build_id =
+            binary.build_id_text().ok_or_else(|| Error::NoBuildId { path: binary.path().to_owned() })?;
         let mut layout = Layout {
             format: FORMAT.to_owned(),
             build_id,

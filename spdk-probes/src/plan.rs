@@ -86,7 +86,7 @@ fn try_trampoline(function: u32) -> Result<(), String> {
         if error.kind() == std::io::ErrorKind::PermissionDenied && crate::process::check_rights().is_err() {
             return Ok(());
         }
-        return Err(format!("the kernel refuses fentry programs ({error})"));
+        return Err(format!("the kernel refuses fentry programs ({:?})", nix::errno::Errno::from_raw(-fd)));
     }
     // SAFETY: the descriptor is new, and nobody else has it.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
@@ -550,7 +550,8 @@ impl Prober<'_> {
                 }
                 Part::FullDetail => {
                     if self.options.detail != Detail::Full {
-                        fail(Lack::Request, "only with --detail full".to_owned());
+                        let why = "h_end equals h_done there, and a probe at the callback would mostly measure itself";
+                        fail(Lack::Request, why.to_owned());
                     }
                 }
             }
