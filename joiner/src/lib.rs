@@ -28,8 +28,8 @@ mod tests;
 
 pub use compare::{
     BoundaryPair, COMPARE_SCHEMA, Cell, ClassComparison, ClassName, CompareOptions, Comparison, Difference,
-    Floor, Form, Gate, GateResult, Input, LoadFigures, Outcome, Repetition, Row, SideOf, Statistic, Verdict,
-    compare,
+    Failure, Floor, Form, Gate, GateResult, Input, LoadFigures, Outcome, Repetition, Row, SideOf, Statistic,
+    Verdict, compare,
 };
 pub use error::Error;
 pub use join::{Accounting, Aside, BoundaryFigures, ClockFigures, JoinOptions, Joined, Pair, SetAside, join};

@@ -313,6 +313,11 @@ pub(crate) fn fits(value: &Value, schema: &Value, root: &Value) -> Result<(), St
     {
         return no("is none");
     }
+    if let Some(one) = schema["oneOf"].as_array()
+        && one.iter().filter(|s| fits(value, s, root).is_ok()).count() != 1
+    {
+        return no("is not one");
+    }
     let is = |name: &Value| match name.as_str().unwrap() {
         "object" => value.is_object(),
         "array" => value.is_array(),

@@ -52,10 +52,15 @@ pub struct Share {
     pub share: f64,
 }
 
-/// Commands a second and in flight, of one repetition.
-fn rate(reading: &Reading) -> (f64, f64) {
-    let starts = || reading.classes.values().flat_map(|s| s.start.iter().copied());
-    let (first, last) = starts().fold((i64::MAX, i64::MIN), |(a, b), s| (a.min(s), b.max(s)));
+/// Commands a second and in flight, of one repetition: from the first command's begin to the last one's end, so that
+/// no more are in flight on average than there ever were at once.
+pub(crate) fn rate(reading: &Reading) -> (f64, f64) {
+    let times = reading.classes.values().flat_map(|s: &Sample| {
+        let latency = s.columns.first().map_or(&[][..], Vec::as_slice);
+        s.start.iter().zip(latency).map(|(&start, &took)| (start, start.saturating_add(took)))
+    });
+    let (first, last) =
+        times.fold((i64::MAX, i64::MIN), |(first, last), (start, end)| (first.min(start), last.max(end)));
     let seconds = last.saturating_sub(first).max(1) as f64 / 1e9;
     let one_in = reading.manifests.iter().map(|m| m.one_in.max(1)).max().unwrap_or(1);
     let all = reading.commands() as f64 * f64::from(one_in);
@@ -213,8 +218,9 @@ pub(crate) fn notes(base: &[Reading], new: &[Reading], form: Form) -> Vec<String
             let fewest = base.len().min(new.len());
             if fewest < 5 {
                 notes.push(format!(
-                    "{fewest} run{} on one side: only large changes can be told with fewer than 5, and 8 or more are better",
-                    if fewest == 1 { "" } else { "s" }
+                    "{fewest} run{} on {} side: only large changes can be told with fewer than 5, and 8 or more are better",
+                    if fewest == 1 { "" } else { "s" },
+                    if base.len() == new.len() { "each" } else { "one" }
                 ));
             }
             if one_after_the_other(base, new) {

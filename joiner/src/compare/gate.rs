@@ -1,11 +1,11 @@
 //! The language of `--gate`, and what each gate says of a comparison.
 //!
-//!     [CLASS:]ROW.STATISTIC<=BOUND
+//!     [CLASS:]STAGE.STATISTIC<=BOUND
 //!
 //! `read/4096:storage.p99<=1.05x`, `latency.mean<=+3us`, `network.typical<=+5%`, `latency.p50<=80us`. CLASS is an
 //! operation, with or without its size; without it, every class of commands that succeeded and are enough.
 
-use super::verdict::{Both, Judged, JudgedClass, ratio, reach};
+use super::verdict::{Both, Judged, JudgedClass, MOST, factor, ratio, reach};
 use super::{ClassName, Floor, Statistic, student};
 use crate::table::{count, time};
 use run_format::{Operation, Stage};
@@ -36,11 +36,11 @@ enum Bound {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// The figure lies within the bound.
+    /// The figure lies within the bound, and the data would have shown one of twice what the bound allows.
     Holds,
     /// The figure surely lies beyond the bound.
     DoesNotHold,
-    /// The sample does not carry the figure, or it lies beyond the bound and may not really.
+    /// The sample does not carry the figure or hardly tells it, or it lies beyond the bound and may not really.
     CannotTell,
 }
 
@@ -94,8 +94,11 @@ impl Gate {
     /// Says what is not understood and what there is.
     pub fn parse(text: &str) -> Result<Gate, String> {
         let text = text.trim();
+        if text.is_empty() {
+            return Err("a gate is empty: is there a comma too many? Write STAGE.STATISTIC<=BOUND, such as storage.p99<=1.05x".into());
+        }
         let (what, bound) = text.split_once("<=").ok_or_else(|| {
-            format!("{text:?} is no gate: write ROW.STATISTIC<=BOUND, such as storage.p99<=1.05x")
+            format!("{text:?} is no gate: write STAGE.STATISTIC<=BOUND, such as storage.p99<=1.05x")
         })?;
         let (class, what) = match what.rsplit_once(':') {
             Some((class, what)) => (Some(class.trim()), what.trim()),
@@ -179,21 +182,33 @@ fn parse_bound(text: &str) -> Result<Bound, String> {
     let no = || {
         format!("{text:?} is no bound: write a ratio (1.05x), a change (+5%, +3us, -3us) or a time (80us)")
     };
+    let never = || format!("{text:?} is a bound that no figure can keep: a time is more than 0");
     let is_signed = text.starts_with(['+', '-']);
     if let Some(number) = text.strip_suffix('x') {
         let ratio = number_of(number).filter(|r| *r >= 0.0 && !is_signed).ok_or_else(no)?;
-        return Ok(Bound::Ratio(ratio));
+        return if ratio > 0.0 { Ok(Bound::Ratio(ratio)) } else { Err(never()) };
     }
     if let Some(number) = text.strip_suffix('%') {
-        let share = number_of(number).filter(|p| is_signed && *p >= -100.0).ok_or_else(no)?;
-        return Ok(Bound::Ratio(1.0 + share / 100.0));
+        let share = number_of(number).filter(|_| is_signed).ok_or_else(no)?;
+        return if share > -100.0 { Ok(Bound::Ratio(1.0 + share / 100.0)) } else { Err(never()) };
     }
     let ns = time_of(text).ok_or_else(no)?;
-    Ok(if is_signed { Bound::Difference(ns) } else { Bound::Absolute(ns) })
+    if ns.abs() > LONGEST_NS {
+        return Err(format!("{text:?} is a bound of more than an hour: is it the unit?"));
+    }
+    match is_signed {
+        true => Ok(Bound::Difference(ns)),
+        false if ns > 0.0 => Ok(Bound::Absolute(ns)),
+        false => Err(never()),
+    }
 }
 
-/// A plain decimal number: no `inf`, no `nan`, no exponent.
+/// The longest time that a bound may be, and that is told: an hour.
+const LONGEST_NS: f64 = 3_600e9;
+
+/// A plain decimal number, perhaps with space before its unit: no `inf`, no `nan`, no exponent.
 fn number_of(text: &str) -> Option<f64> {
+    let text = text.trim_end();
     let plain = |c: char| c.is_ascii_digit() || matches!(c, '.' | '+' | '-');
     text.parse().ok().filter(|n: &f64| n.is_finite() && n.abs() < 1e15 && text.chars().all(plain))
 }
@@ -204,7 +219,8 @@ fn time_of(text: &str) -> Option<f64> {
     let (number, unit) = text.split_at(unit);
     let ns = match unit {
         "ns" => 1.0,
-        "us" | "µs" => 1e3,
+        // The micro sign, and the Greek letter.
+        "us" | "\u{b5}s" | "\u{3bc}s" => 1e3,
         "ms" => 1e6,
         "s" => 1e9,
         _ => return None,
@@ -214,24 +230,31 @@ fn time_of(text: &str) -> Option<f64> {
 
 /// Reads [`Floor::parse`]'s text.
 pub(super) fn floor(text: &str) -> Result<Floor, String> {
-    let mut floor = Floor { share: 0.0, ns: 0.0 };
+    let (mut share, mut ns) = (None, None);
     for part in text.split(',').map(str::trim) {
         let no = || format!("{part:?} is no least change: write 2%, 0.25us, or both with a comma");
         if part.starts_with(['+', '-']) {
             return Err(no());
         }
-        match part.strip_suffix('%') {
-            Some(number) => floor.share = number_of(number).ok_or_else(no)? / 100.0,
-            None => floor.ns = time_of(part).ok_or_else(no)?,
+        let earlier = match part.strip_suffix('%') {
+            Some(number) => share.replace(number_of(number).ok_or_else(no)? / 100.0),
+            None => ns.replace(time_of(part).ok_or_else(no)?),
+        };
+        if earlier.is_some() {
+            return Err(format!(
+                "{text:?} has two of one kind: write 2%, 0.25us, or one of each with a comma"
+            ));
         }
     }
-    Ok(floor)
+    Ok(Floor { share: share.unwrap_or(0.0), ns: ns.unwrap_or(0.0) })
 }
 
-/// What every gate says, class by class.
+/// What every gate says, class by class. What is given twice is one gate.
 pub(crate) fn judge(gates: &[Gate], judged: &Judged) -> Vec<GateResult> {
-    let meant: Vec<(&Gate, Vec<&JudgedClass>)> = gates
-        .iter()
+    let first = |n: usize| !gates[..n].iter().any(|other| other.asks_as(&gates[n]));
+    let meant: Vec<(&Gate, Vec<&JudgedClass>)> = (0..gates.len())
+        .filter(|&n| first(n))
+        .map(|n| &gates[n])
         .map(|gate| {
             let mut classes: Vec<&JudgedClass> =
                 judged.classes.iter().filter(|c| gate.is_for(&c.shown.class)).collect();
@@ -256,8 +279,8 @@ pub(crate) fn judge(gates: &[Gate], judged: &Judged) -> Vec<GateResult> {
         .collect()
 }
 
-/// The figure that a gate is about, or why there is none.
-fn carried(gate: &Gate, class: &JudgedClass) -> Result<Both, String> {
+/// The figure that a gate is about and how much of its change the hooks may be, or why there is none.
+fn carried(gate: &Gate, class: &JudgedClass) -> Result<(Both, f64), String> {
     let shown = &class.shown;
     let Some(place) = shown.rows.iter().position(|r| r.row == gate.row) else {
         let together = shown.rows.iter().find(|r| r.row.split('+').any(|part| part == gate.row));
@@ -278,12 +301,19 @@ fn carried(gate: &Gate, class: &JudgedClass) -> Result<Both, String> {
     if !class.enough {
         return Err(format!("every run needs {} commands of the class", super::LEAST));
     }
-    class.estimates[place][gate.statistic as usize].ok_or_else(|| {
+    let both = class.estimates[place][gate.statistic as usize].ok_or_else(|| {
         format!("{} needs {} commands in every run", gate.statistic.title(), count(gate.statistic.needs()))
-    })
+    })?;
+    Ok((both, shown.rows[place].hooks_ns))
 }
 
 impl Gate {
+    /// Whether both ask the same, however they are written.
+    fn asks_as(&self, other: &Gate) -> bool {
+        let asked = |g: &Gate| (g.operation, g.bytes, g.row.clone(), g.statistic, g.bound);
+        asked(self) == asked(other)
+    }
+
     fn bound(&self) -> f64 {
         match self.bound {
             Bound::Ratio(b) | Bound::Difference(b) | Bound::Absolute(b) => b,
@@ -307,14 +337,16 @@ impl Gate {
 
     fn check(&self, class: &JudgedClass, chance: f64) -> GateResult {
         let name = class.shown.class;
-        let (base, new) = match carried(self, class) {
+        let ((base, new), hooks) = match carried(self, class) {
             Ok(both) => both,
             Err(why) => return self.cannot_tell(Some(name), why),
         };
         let (value, low, high) = match self.bound {
-            Bound::Ratio(_) => match ratio(&base, &new, Some(chance)) {
+            Bound::Ratio(_) => match ratio(&base, &new, Some(chance), hooks) {
                 Some((ratio, around)) => {
-                    let (low, high) = around.unwrap_or((ratio, ratio));
+                    // A new figure of 0 has no logarithm, but an error.
+                    let up_to = || (new.value + reach(&base, &new, chance) + hooks).max(0.0) / base.value;
+                    let (low, high) = around.unwrap_or_else(|| (0.0, up_to()));
                     (ratio, low, high)
                 }
                 None => {
@@ -322,36 +354,45 @@ impl Gate {
                 }
             },
             Bound::Difference(_) => {
-                let (difference, reach) = (new.value - base.value, reach(&base, &new, chance));
+                let (difference, reach) = (new.value - base.value, reach(&base, &new, chance) + hooks);
                 (difference, difference - reach, difference + reach)
             }
             Bound::Absolute(_) => {
                 let reach = student::quantile(chance, new.freedom) * new.error;
-                (new.value, new.value - reach, new.value + reach)
+                (new.value, (new.value - reach).max(0.0), new.value + reach)
             }
         };
         let bound = self.bound();
-        let outcome = if value <= bound {
-            Outcome::Holds
-        } else if low > bound {
-            Outcome::DoesNotHold
-        } else {
-            Outcome::CannotTell
+        // Twice the largest new figure that the bound allows, in what is compared with the bound.
+        let twice = match self.bound {
+            Bound::Ratio(_) | Bound::Absolute(_) => 2.0 * bound,
+            Bound::Difference(_) => 2.0 * (base.value + bound) - base.value,
         };
-        let show = |v: f64| match self.bound {
-            Bound::Ratio(_) => format!("{v:.3}x"),
-            Bound::Difference(_) => super::verdict::signed(v),
-            Bound::Absolute(_) => time(v),
+        let (outcome, why) = if value <= bound && high <= twice {
+            (Outcome::Holds, "")
+        } else if value <= bound {
+            (
+                Outcome::CannotTell,
+                "; within the bound, but the data would not have shown twice what it allows",
+            )
+        } else if low > bound {
+            (Outcome::DoesNotHold, "")
+        } else {
+            (Outcome::CannotTell, "; beyond the bound, but it may be chance")
+        };
+        let price = match self.bound {
+            Bound::Ratio(_) | Bound::Difference(_) if hooks > 0.0 => {
+                format!("; up to {} may be what the hooks cost", time(hooks))
+            }
+            _ => String::new(),
         };
         let text = format!(
-            "{} to {}: {} (between {} and {}), bound {}{}",
+            "{} to {}: {} ({}), bound {}{why}{price}",
             time(base.value),
             time(new.value),
-            show(value),
-            show(low),
-            show(high),
-            show(bound),
-            if outcome == Outcome::CannotTell { "; beyond the bound, but it may be chance" } else { "" }
+            self.show(value),
+            self.between(low, high),
+            self.show(bound),
         );
         GateResult {
             gate: self.text.clone(),
@@ -364,6 +405,30 @@ impl Gate {
             high: Some(high),
             bound,
             text,
+        }
+    }
+
+    /// A figure as it is compared with the bound, as far as its size says anything.
+    fn show(&self, v: f64) -> String {
+        match self.bound {
+            Bound::Ratio(_) => factor(v),
+            _ if v > LONGEST_NS => "more than 1 h".into(),
+            _ if v < -LONGEST_NS => "less than -1 h".into(),
+            Bound::Difference(_) => super::verdict::signed(v),
+            Bound::Absolute(_) => time(v),
+        }
+    }
+
+    fn between(&self, low: f64, high: f64) -> String {
+        let anything = match self.bound {
+            Bound::Ratio(_) => low < 1.0 / MOST && high > MOST,
+            Bound::Difference(_) => low < -LONGEST_NS && high > LONGEST_NS,
+            Bound::Absolute(_) => low <= 0.0 && high > LONGEST_NS,
+        };
+        if anything {
+            "it may be anything".into()
+        } else {
+            format!("between {} and {}", self.show(low), self.show(high))
         }
     }
 }
@@ -391,6 +456,12 @@ mod tests {
             ("latency.mean<=+25%", Bound::Ratio(1.25)),
             ("latency.mean<=-25%", Bound::Ratio(0.75)),
             (" latency.mean <= 1.5ms ", Bound::Absolute(1_500_000.0)),
+            ("latency.mean<=3 us", Bound::Absolute(3_000.0)),
+            ("latency.mean<=+3\u{b5}s", Bound::Difference(3_000.0)),
+            ("latency.mean<=+3 \u{3bc}s", Bound::Difference(3_000.0)),
+            ("latency.mean<=1.05 x", Bound::Ratio(1.05)),
+            ("latency.mean<=+25 %", Bound::Ratio(1.25)),
+            ("latency.mean<=-1s", Bound::Difference(-1e9)),
         ] {
             assert_eq!(Gate::parse(text).unwrap().bound, bound, "{text}");
         }
@@ -404,8 +475,13 @@ mod tests {
     #[test]
     fn what_is_no_gate_is_told_with_what_there_is() {
         for (text, told) in [
-            ("", "ROW.STATISTIC<=BOUND"),
-            ("storage.p99", "ROW.STATISTIC<=BOUND"),
+            ("", "a comma too many"),
+            ("storage.p99", "STAGE.STATISTIC<=BOUND"),
+            ("storage.p99<=0x", "no figure can keep"),
+            ("storage.p99<=0us", "no figure can keep"),
+            ("storage.p99<=-100%", "no figure can keep"),
+            ("storage.p99<=-2000000s", "more than an hour"),
+            ("storage.p99<=3601s", "more than an hour"),
             (
                 "drive.p99<=1.05x",
                 "there are latency, host_block, host_driver, network, target_driver, storage",
@@ -416,7 +492,7 @@ mod tests {
             ("storage.p99<=1.05", "is no bound"),
             ("storage.p99<=5%", "is no bound"),
             ("storage.p99<=+1.05x", "is no bound"),
-            ("storage.p99<=-101%", "is no bound"),
+            ("storage.p99<=-101%", "no figure can keep"),
             ("storage.p99<=infx", "is no bound"),
             ("storage.p99<=NaNus", "is no bound"),
             ("storage.p99<=1e3us", "is no bound"),
@@ -436,7 +512,9 @@ mod tests {
         assert_eq!(floor("3%,1us"), Ok(Floor { share: 0.03, ns: 1_000.0 }));
         assert_eq!(floor("5%"), Ok(Floor { share: 0.05, ns: 0.0 }));
         assert_eq!(floor("250ns"), Ok(Floor { share: 0.0, ns: 250.0 }));
-        for bad in ["", "3", "+3%", "-1us", "3%,", "x%"] {
+        assert_eq!(floor("3 %, 1 us"), Ok(Floor { share: 0.03, ns: 1_000.0 }));
+        assert!(floor("1%,2%").unwrap_err().contains("two of one kind"));
+        for bad in ["", "3", "+3%", "-1us", "3%,", "x%", "1us,2ns"] {
             assert!(floor(bad).is_err(), "{bad}");
         }
     }

@@ -9,6 +9,7 @@ use crate::recording::{NONE, Recording};
 use crate::report::{RunFigures, host_alone, one_sides_boundaries, run_figures, target_alone, why_nothing};
 use run_format::{Boundary, Manifest, Operation, Run, Side, Transport};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// What one repetition of a side is.
@@ -81,16 +82,25 @@ impl Input {
             if second.contains(',') {
                 return Err(bad("a pair is two runs with one comma between them".into()));
             }
-            return Input::of(vec![Run::open(Path::new(first))?, Run::open(Path::new(second))?], &text);
+            let mut runs = Vec::new();
+            for run in [first, second].map(Path::new) {
+                has_run(run).map_err(&bad)?;
+                runs.push(Run::open(run)?);
+            }
+            return Input::of(runs, &text);
         }
-        if given.join("run.json").exists() || !given.is_dir() {
+        if !given.is_dir() || has_run(given).map_err(&bad)? {
             return Ok(Input::one(Run::open(given)?));
         }
         let entries = std::fs::read_dir(given).map_err(|e| bad(format!("it can not be listed: {e}")))?;
         let mut folders: Vec<PathBuf> = entries.filter_map(Result::ok).map(|e| e.path()).collect();
-        folders.retain(|folder| folder.join("run.json").is_file());
         folders.sort();
-        let runs = folders.iter().map(|f| Run::open(f)).collect::<Result<Vec<_>, _>>()?;
+        let mut runs = Vec::new();
+        for folder in folders {
+            if has_run(&folder).map_err(&bad)? {
+                runs.push(Run::open(&folder)?);
+            }
+        }
         if runs.is_empty() {
             return Err(bad(
                 "it is no run and holds none: give a run, a directory that holds a host's and a target's run, or HOST.run,TARGET.run"
@@ -137,6 +147,56 @@ impl Input {
         let (host, target) = rayon::join(|| recording(&self.host), || recording(&self.target));
         Reading::of(self.given.clone(), host?, target?)
     }
+}
+
+/// Whether a folder has a run's manifest. One that is no file is told before anything opens it: a pipe would keep
+/// its reader waiting.
+fn has_run(folder: &Path) -> Result<bool, String> {
+    let path = folder.join("run.json");
+    match std::fs::metadata(&path) {
+        Ok(about) if about.is_file() => Ok(true),
+        Ok(_) => Err(format!("{} is no file", path.display())),
+        Err(_) if path.is_symlink() => Err(format!("{} is a link to nothing", path.display())),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
+        Err(e) => Err(format!("{}: {e}", path.display())),
+    }
+}
+
+/// Whether two runs are one recording, perhaps copied.
+fn is_same(one: &Run, other: &Run) -> bool {
+    let place = |run: &Run| std::fs::canonicalize(run.directory()).ok();
+    let (a, b) = (one.manifest(), other.manifest());
+    let recorded = |m: &Manifest| (m.side, m.window, m.clocks.clone(), m.counters);
+    (place(one).is_some() && place(one) == place(other))
+        || (a.machine.boot_id == b.machine.boot_id && recorded(a) == recorded(b))
+}
+
+/// That no recording is given twice: it would count for more than it tells. One run a side may be compared with
+/// itself, which is then said.
+pub(crate) fn given_twice(base: &[Input], new: &[Input]) -> Result<Option<String>, Error> {
+    let shares = |a: &Input, b: &Input| {
+        let both = [(&a.host, &b.host), (&a.target, &b.target)];
+        both.into_iter().any(|pair| matches!(pair, (Some(x), Some(y)) if is_same(x, y)))
+    };
+    let all: Vec<&Input> = base.iter().chain(new).collect();
+    for (n, input) in all.iter().enumerate() {
+        let Some(earlier) = all[..n].iter().find(|earlier| shares(earlier, input)) else { continue };
+        if let ([_], [_]) = (base, new) {
+            return Ok(Some(
+                "base and new are the same recording, or share one side's: nothing of what they share can differ".into(),
+            ));
+        }
+        let why = if earlier.given == input.given {
+            "it is given twice".to_owned()
+        } else {
+            format!("it is the same recording as {}, or shares one side's", earlier.given)
+        };
+        return Err(Error::Input {
+            given: input.given.clone(),
+            why: format!("{why}: repetitions have to be recordings of their own"),
+        });
+    }
+    Ok(None)
 }
 
 /// That all inputs are of the same sides.

@@ -1,9 +1,41 @@
 //! A comparison as JUnit XML, which CI systems show as tests: one test case a gate and class; without gates, one a
-//! class, which never fails.
+//! class, which never fails. And what stands in its place where there is none.
 
 use super::render::form_name;
 use super::{Comparison, Outcome, Verdict};
+use serde::Serialize;
 use std::fmt::Write;
+
+/// What is printed in a comparison's place where there is none, for programs: a CI that reads no file calls that a
+/// fault of its own.
+#[derive(Clone, Debug, Serialize)]
+pub struct Failure {
+    format: &'static str,
+    /// Why there is no comparison.
+    pub error: String,
+}
+
+impl Failure {
+    /// Of an error's text.
+    #[must_use]
+    pub fn new(error: impl Into<String>) -> Failure {
+        Failure { format: super::FORMAT, error: error.into() }
+    }
+
+    /// As JUnit XML: one test case, with an error.
+    #[must_use]
+    pub fn to_junit(&self) -> String {
+        let counts = "tests=\"1\" failures=\"0\" errors=\"1\" skipped=\"0\"";
+        let text = escape(&self.error);
+        format!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"fabscope compare\" {counts}>\n  \
+             <testsuite name=\"fabscope compare\" {counts}>\n    \
+             <testcase classname=\"fabscope\" name=\"compare\">\n      \
+             <error type=\"compare\" message=\"{text}\">{text}</error>\n    \
+             </testcase>\n  </testsuite>\n</testsuites>\n"
+        )
+    }
+}
 
 impl Comparison {
     /// The comparison as JUnit XML. A gate that does not hold is a failure, one that can not be told an error.

@@ -22,6 +22,7 @@ mod verdict;
 pub use differs::{Difference, LoadFigures};
 pub use gate::{Gate, GateResult, Outcome};
 pub use input::Input;
+pub use junit::Failure;
 pub use moments::BoundaryPair;
 pub use verdict::Verdict;
 
@@ -264,7 +265,7 @@ pub struct ClassComparison {
     pub new_commands: u64,
     /// Whether anything moved; see [`Row::verdict`].
     pub verdict: Verdict,
-    /// The row, other than latency, whose typical value moved most; null where none is shown to have moved.
+    /// The row, other than latency, whose typical value or median moved most; null where none is shown to have moved.
     pub moved: Option<String>,
     /// What happened, in a sentence.
     pub sentence: String,
@@ -285,6 +286,8 @@ pub struct Row {
     pub verdict: Option<Verdict>,
     /// Why it can not be compared, or only together with others.
     pub why: Option<String>,
+    /// How much of a difference may be what the two sides' hooks cost, ns: every interval is wider by it.
+    pub hooks_ns: f64,
     /// The change of its typical value as a share of the change of the latency's, where that moved.
     pub explains: Option<f64>,
     /// Its figures, by [`Statistic`]; those that the sample does not carry are null.
@@ -335,12 +338,15 @@ fn by_statistic<S: Serializer>(
 /// Compares runs: each side one or several, all of the same sides (pairs, hosts or targets).
 ///
 /// # Errors
-/// [`Error::MixedInputs`], [`Error::TooLittle`] for a run without commands, [`Error::NoCommonClass`], or what
+/// [`Error::MixedInputs`], [`Error::Input`] where a run is given twice, [`Error::TooLittle`] for a run without commands, [`Error::NoCommonClass`], or what
 /// reading and joining ended with.
 pub fn compare(base: &[Input], new: &[Input], options: &CompareOptions) -> Result<Comparison, Error> {
     input::same_kind(base, new)?;
+    let itself = input::given_twice(base, new)?;
     let read = |inputs: &[Input]| inputs.iter().map(Input::read).collect::<Result<Vec<_>, _>>();
-    compare_readings(&read(base)?, &read(new)?, options)
+    let mut comparison = compare_readings(&read(base)?, &read(new)?, options)?;
+    comparison.notes.extend(itself);
+    Ok(comparison)
 }
 
 fn compare_readings(

@@ -1,8 +1,10 @@
 //! What may be compared with what: a boundary that was not taken at the same moment on both sides of a
 //! comparison parts two stages at different places, so these are compared as their sum, or not at all where the
-//! boundary is an outer one.
+//! boundary is an outer one. And what the hooks themselves cost: two sides that are measured by different kinds of
+//! hook pay different prices for it, which is no change of the system.
 
 use super::input::{Reading, Sample, Sides, transport};
+use crate::table::time;
 use run_format::{Boundary, Hook, Side};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -26,11 +28,23 @@ pub struct BoundaryPair {
     pub new_measured: bool,
     /// Whether both took the same moment, so that what it parts can be compared one by one.
     pub same_moment: bool,
+    /// What one hit costs the base, ns, by estimate; the most of its repetitions. 0 where no hook is known.
+    pub base_price_ns: u32,
+    /// What one hit costs the new.
+    pub new_price_ns: u32,
 }
 
 impl BoundaryPair {
     pub(crate) fn is_worth_showing(&self) -> bool {
-        !self.same_moment || self.base_hook != self.new_hook || self.base_rung != self.new_rung
+        !self.same_moment
+            || self.base_hook != self.new_hook
+            || self.base_rung != self.new_rung
+            || self.base_price_ns != self.new_price_ns
+    }
+
+    /// By how much the two prices of a hit differ, ns.
+    const fn price_difference(&self) -> u32 {
+        self.base_price_ns.abs_diff(self.new_price_ns)
     }
 }
 
@@ -58,6 +72,81 @@ fn hook_of(reading: &Reading, boundary: Boundary) -> Option<&Hook> {
         .find(|h| h.transport.is_some() && h.transport == used)
         .or_else(|| of_boundary().find(|h| h.transport.is_none()))
         .or_else(|| of_boundary().next())
+}
+
+/// What a BPF program on one of the kernel's own hooks costs, ns: between 100 and 200 on most machines.
+const KERNEL_HOOK_NS: u32 = 150;
+/// What a uprobe costs of which the run does not tell its instruction, ns.
+const UPROBE_NS: u32 = 1_000;
+/// What a record of SPDK's trace ring costs, ns.
+const RING_NS: u32 = 40;
+/// What is allowed for by how many times the estimate: it is of an idle machine, and a loaded one pays two to three
+/// times as much.
+const ALLOWED: f64 = 3.0;
+
+/// What a hit of a hook costs, ns. One hook may be several, with commas between.
+fn price(hook: &Hook) -> u32 {
+    let Some(text) = hook.hook.as_deref() else { return 0 };
+    let of = |part: &str| match part.split_whitespace().next().unwrap_or_default() {
+        "uprobe" | "uretprobe" | "usdt" => hook.estimated_ns.unwrap_or(UPROBE_NS),
+        "trace" => hook.estimated_ns.unwrap_or(RING_NS),
+        "fentry" | "fexit" | "tp_btf" | "kprobe" | "kretprobe" | "raw" | "tracepoint" => KERNEL_HOOK_NS,
+        // Of a kind that is not known here, and of which the run tells nothing.
+        _ => hook.estimated_ns.unwrap_or(0),
+    };
+    text.split(',').map(|part| of(part.trim())).fold(0, u32::saturating_add)
+}
+
+/// The boundaries whose hooks' cost may lie in a part, by its name: a hit's cost lies partly before and partly after
+/// the time that it takes, so it counts for the parts on both sides.
+fn boundaries_of(part: &str) -> &'static [Boundary] {
+    use Boundary::{
+        HDataSent, HDone, HDriver, HEnd, HQueued, HR2t, HRecv, HSent, TData, TDone, TR2t, TRecv, TResp,
+        TSent, TSubmit,
+    };
+    match part {
+        "host_block" => &[HQueued, HDriver, HDone, HEnd],
+        "host_driver" => &[HDriver, HSent, HR2t, HDataSent, HRecv, HDone],
+        "network" => &[HSent, HR2t, HDataSent, HRecv, TRecv, TR2t, TData, TSent],
+        "target_driver" => &[TRecv, TR2t, TData, TSubmit, TDone, TResp, TSent],
+        "storage" => &[TSubmit, TDone],
+        "beyond_host" => &[HSent, HR2t, HDataSent, HRecv],
+        "data_wait" => &[TR2t, TData],
+        _ => &[],
+    }
+}
+
+/// By how much the hooks' prices differ within these parts, ns, by estimate.
+fn price_difference(sides: Sides, columns: &[usize], boundaries: &[BoundaryPair], r2t: bool) -> f64 {
+    let names = sides.parts();
+    // Column 0 is the latency, which is all of them.
+    let parts = (0..names.len()).filter(|part| columns.contains(&0) || columns.contains(&(part + 1)));
+    let within: BTreeSet<Boundary> = parts.flat_map(|part| boundaries_of(names[part].0)).copied().collect();
+    let paid = boundaries.iter().filter(|p| within.contains(&p.boundary) && (r2t || !of_r2t(p.boundary)));
+    paid.map(|p| f64::from(p.price_difference())).sum()
+}
+
+/// What a reader should know where the sides pay different prices for being measured.
+pub(crate) fn price_note(sides: Sides, boundaries: &[BoundaryPair], r2t: bool) -> Option<String> {
+    let differs: Vec<String> = sides
+        .parts()
+        .iter()
+        .enumerate()
+        .filter_map(|(part, (_, title))| {
+            let ns = price_difference(sides, &[part + 1], boundaries, r2t);
+            (ns > 0.0).then(|| format!("{title} {}", time(ns)))
+        })
+        .collect();
+    let whole = price_difference(sides, &[0], boundaries, r2t);
+    (!differs.is_empty()).then(|| {
+        format!(
+            "the two sides are measured by hooks of different prices: by estimate {}, of the latency {} a command; {ALLOWED:.0} times that is \
+             allowed for in every interval, and a change within it can not be told from the price; where commands wait for \
+             one another the price may be more; record both by the same kind of hook where there is one",
+            differs.join(", "),
+            time(whole)
+        )
+    })
 }
 
 fn moment(reading: &Reading, boundary: Boundary) -> Moment {
@@ -106,10 +195,12 @@ fn pair(base: &[Reading], new: &[Reading], boundary: Boundary) -> BoundaryPair {
         names.dedup();
         let rung = hooks.iter().flatten().filter(|h| h.hook.is_some()).map(|h| h.rung).max();
         let measured = readings.iter().all(|r| moment(r, boundary) == Moment::Measured);
-        ((!names.is_empty()).then(|| names.join(", ")), rung, measured)
+        // Repetitions that were not all measured alike: the dearest.
+        let price = hooks.iter().flatten().map(|h| price(h)).max().unwrap_or(0);
+        ((!names.is_empty()).then(|| names.join(", ")), rung, measured, price)
     };
-    let (base_hook, base_rung, base_measured) = side(base);
-    let (new_hook, new_rung, new_measured) = side(new);
+    let (base_hook, base_rung, base_measured, base_price_ns) = side(base);
+    let (new_hook, new_rung, new_measured, new_price_ns) = side(new);
     BoundaryPair {
         boundary,
         base_hook,
@@ -119,6 +210,8 @@ fn pair(base: &[Reading], new: &[Reading], boundary: Boundary) -> BoundaryPair {
         new_rung,
         new_measured,
         same_moment,
+        base_price_ns,
+        new_price_ns,
     }
 }
 
@@ -154,7 +247,7 @@ fn parts(sides: Sides, boundary: Boundary) -> Parts {
 }
 
 /// A row of a comparison before it is computed: which columns of a [`Sample`] it adds up.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) name: String,
     pub(crate) title: String,
@@ -163,6 +256,8 @@ pub(crate) struct Plan {
     pub(crate) why: Option<String>,
     /// Whether it can be compared.
     pub(crate) comparable: bool,
+    /// How much of a change the hooks may be, by what they cost, ns.
+    pub(crate) allowance_ns: f64,
 }
 
 /// The rows of a class: latency, then the parts, those together that can not be told apart the same way on both
@@ -206,6 +301,7 @@ pub(crate) fn rows(sides: Sides, boundaries: &[BoundaryPair], r2t: bool, samples
         columns: vec![0],
         comparable: latency_why.is_none(),
         why: latency_why,
+        allowance_ns: 0.0,
     }];
     let mut beyond = Vec::new();
     for first in 0..names.len() {
@@ -240,6 +336,7 @@ pub(crate) fn rows(sides: Sides, boundaries: &[BoundaryPair], r2t: bool, samples
             columns,
             why,
             comparable: !is_refused,
+            allowance_ns: 0.0,
         });
     }
     // Without the latency, the sum of all that can be compared stands for it.
@@ -254,8 +351,12 @@ pub(crate) fn rows(sides: Sides, boundaries: &[BoundaryPair], r2t: bool, samples
                 columns: beyond,
                 why: Some("stands for the latency, which can not be compared".into()),
                 comparable: true,
+                allowance_ns: 0.0,
             },
         );
+    }
+    for row in &mut rows {
+        row.allowance_ns = ALLOWED * price_difference(sides, &row.columns, boundaries, r2t);
     }
     rows
 }

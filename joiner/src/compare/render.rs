@@ -1,7 +1,7 @@
 //! A comparison for a person, as a table for a terminal and as Markdown for a pull request. It shows what the
 //! comparison holds and computes nothing.
 
-use super::verdict::{percent, signed};
+use super::verdict::{factor, signed};
 use super::{Cell, ClassComparison, Comparison, Form, Row, SideOf, Statistic, Verdict};
 use crate::report::RunFigures;
 use crate::table::{count, time};
@@ -138,7 +138,10 @@ impl Comparison {
             writeln!(out, "| | base | new | difference | between | ratio | verdict |")?;
             writeln!(out, "|---|--:|--:|--:|--:|--:|---|")?;
             for row in &class.rows {
-                let verdict = row.verdict.map_or("not comparable", Verdict::title);
+                let mut verdict = row.verdict.map_or("not comparable", Verdict::title).to_owned();
+                if row.verdict == Some(Verdict::CannotTell) && row.hooks_ns > 0.0 {
+                    verdict += &format!(" (hooks may be {})", time(row.hooks_ns));
+                }
                 match row.of(Statistic::Typical) {
                     Some(c) => writeln!(
                         out,
@@ -148,7 +151,7 @@ impl Comparison {
                         time(c.new_ns),
                         signed(c.difference_ns),
                         interval(c),
-                        c.ratio.map_or("-".into(), |r| format!("{r:.3}"))
+                        c.ratio.map_or("-".into(), factor)
                     )?,
                     None => writeln!(out, "| {} | - | - | - | - | - | {verdict} |", row.title)?,
                 }
@@ -191,7 +194,8 @@ fn write_side(out: &mut String, name: &str, side: &SideOf) -> std::fmt::Result {
         }
     }
     if runs > 2 {
-        writeln!(out, "        and {} more repetitions", runs - 2)?;
+        let s = if runs == 3 { "" } else { "s" };
+        writeln!(out, "        and {} more repetition{s}", runs - 2)?;
     }
     let load = &side.load;
     writeln!(
@@ -242,6 +246,14 @@ fn write_class(out: &mut String, class: &ClassComparison, detail: bool) -> std::
             .collect();
         write_row(out, row, &statistics)?;
     }
+    let lacking: Vec<String> = Statistic::ALL
+        .into_iter()
+        .filter(|s| detail && class.rows.iter().all(|row| row.of(*s).is_none()))
+        .map(|s| format!("{} needs {} commands a run", s.title(), count(s.needs())))
+        .collect();
+    if !lacking.is_empty() {
+        writeln!(out, "  not shown: {}", lacking.join(", "))?;
+    }
     let reasons: Vec<&Row> = class.rows.iter().filter(|r| r.why.is_some()).collect();
     for row in reasons {
         writeln!(out, "  {}: {}", row.title, row.why.as_deref().unwrap_or_default())?;
@@ -262,11 +274,8 @@ fn write_row(out: &mut String, row: &Row, statistics: &[Statistic]) -> std::fmt:
     for &statistic in statistics {
         let title = if first { row.title.as_str() } else { "" };
         first = false;
-        let Some(c) = row.of(statistic) else {
-            let needs = format!("needs {} commands a run", count(statistic.needs()));
-            writeln!(out, "  {title:<26}{:>8}  {needs}", statistic.title())?;
-            continue;
-        };
+        // What is said once for all rows.
+        let Some(c) = row.of(statistic) else { continue };
         writeln!(
             out,
             "  {title:<26}{:>8}{:>10}{:>10}{:>11}{:>24}{:>9}  {}",
@@ -275,8 +284,8 @@ fn write_row(out: &mut String, row: &Row, statistics: &[Statistic]) -> std::fmt:
             time(c.new_ns),
             signed(c.difference_ns),
             interval(c),
-            c.ratio.map_or("-".into(), percent),
-            told(c)
+            c.ratio.map_or("-".into(), factor),
+            told(c, row.hooks_ns)
         )?;
     }
     Ok(())
@@ -289,8 +298,11 @@ fn interval(c: &Cell) -> String {
     }
 }
 
-fn told(c: &Cell) -> String {
+fn told(c: &Cell, hooks_ns: f64) -> String {
     match (c.verdict, c.detectable_ns) {
+        (Verdict::CannotTell, Some(least)) if hooks_ns > 0.0 => {
+            format!("cannot tell (shows {} or more; hooks may be {})", time(least), time(hooks_ns))
+        }
         (Verdict::CannotTell, Some(least)) => format!("cannot tell (shows {} or more)", time(least)),
         (verdict, _) => verdict.title().into(),
     }

@@ -1,10 +1,11 @@
 //! Comparisons of runs whose truth is known: what is the same is not called moved, what moved is found and
 //! named, and what can not be compared is not.
 
+use super::differs::rate;
 use super::input::{ClassKey, Reading, Sample, Sides};
 use super::moments::{BoundaryPair, rows};
 use super::{
-    CompareOptions, Comparison, Floor, Form, Gate, Input, Outcome, Row, Statistic, Verdict, compare,
+    CompareOptions, Comparison, Failure, Floor, Form, Gate, Input, Outcome, Row, Statistic, Verdict, compare,
     compare_readings,
 };
 use crate::Error;
@@ -249,6 +250,12 @@ fn comparisons_are_what_the_schema_says_and_the_schema_says_no_to_others() {
         value.pointer_mut("/classes/0/rows/0/statistics").unwrap().as_object_mut().unwrap().remove("typical");
         assert!(fits(&value, &schema, &schema).is_err());
     }
+    let mut failure = serde_json::to_value(Failure::new("a <b> & c")).unwrap();
+    fits(&failure, &schema, &schema).unwrap();
+    failure["more"] = true.into();
+    assert!(fits(&failure, &schema, &schema).is_err());
+    let xml = Failure::new("a <b> & c").to_junit();
+    assert!(xml.contains("<error") && xml.contains("a &lt;b&gt; &amp; c") && !xml.contains("<b>"), "{xml}");
 }
 
 /// A boundary that both sides took at the same moment but for those given.
@@ -267,6 +274,8 @@ fn pairs(sides: Sides, apart: &[Boundary]) -> Vec<BoundaryPair> {
         new_rung: Some(1),
         new_measured: !apart.contains(b),
         same_moment: !apart.contains(b),
+        base_price_ns: 0,
+        new_price_ns: 0,
     };
     Boundary::ALL.iter().filter(of_sides).map(pair).collect()
 }
@@ -334,6 +343,175 @@ fn another_hook_of_a_boundary_widens_and_says_why() {
     // The same stand-in on both sides is one moment.
     let alike = compared(&[read(&new)], &[read(&new)]);
     assert!(alike.classes[0].rows.iter().any(|r| r.row == "storage"));
+}
+
+/// The same with the target's hooks of this kind and price, and storage slower by what two hits cost a command.
+fn measured_by(runs: &Runs, hook: &str, price: Option<u32>, slower: i64) -> Reading {
+    let mut runs = runs.clone();
+    for h in &mut runs.target.manifest.hooks {
+        (h.hook, h.estimated_ns) = (Some(format!("{hook} of_{}", h.boundary)), price);
+    }
+    let mut reading = read(&runs);
+    for sample in reading.classes.values_mut() {
+        for column in [0, 5] {
+            sample.columns[column].iter_mut().for_each(|v| *v += slower);
+        }
+    }
+    reading
+}
+
+#[test]
+fn what_the_hooks_cost_is_no_change_of_the_system() {
+    let runs = on_one_machine(short(1).record());
+    let side = |hook, price, slower| [measured_by(&runs, hook, price, slower)];
+    let options = gated(&["storage.typical<=1.1x", "storage.typical<=+1us", "storage.typical<=12us"]);
+    let by = |base: &[Reading], new: &[Reading]| compare_readings(base, new, &options).unwrap();
+    let ring = side("trace ring", Some(40), 0);
+    // Two hits of 510 ns, as they cost on a loaded machine: twice the estimate.
+    let c = by(&ring, &side("uprobe", Some(510), 2_000));
+    let storage = row(&c, "storage");
+    assert_eq!((storage.verdict, storage.hooks_ns), (Some(Verdict::CannotTell), 3.0 * 2.0 * 470.0));
+    assert_eq!(row(&c, "latency").verdict, Some(Verdict::CannotTell));
+    assert_eq!(row(&c, "host_block").hooks_ns, 0.0);
+    assert_eq!(row(&c, "network").hooks_ns, 3.0 * 2.0 * 470.0, "t_recv and t_sent; reads have no R2T");
+    assert!(!c.moved(), "{:?}", c.classes[0]);
+    assert!(c.gates[..2].iter().all(|g| g.outcome == Outcome::CannotTell), "{:?}", c.gates);
+    assert!(c.gates[0].text.contains("may be what the hooks cost"), "{}", c.gates[0].text);
+    let note = c.notes.iter().find(|n| n.contains("different prices")).unwrap();
+    assert!(note.contains("storage 940 ns") && note.contains("target driver"), "{note}");
+    assert!(c.to_table(false).contains("hooks may be 2.82 us") && c.to_markdown().contains("hooks may be"));
+    // The other way round, and what is beyond the price.
+    assert!(!by(&side("uprobe", Some(510), 2_000), &ring).moved());
+    let more = by(&ring, &side("uprobe", Some(510), 20_000));
+    assert_eq!(more.classes[0].moved.as_deref(), Some("storage"), "{:?}", more.classes[0]);
+    assert_eq!(more.gates[1].outcome, Outcome::DoesNotHold);
+    // By the same kind at the same price it is a change.
+    let alike = by(&side("uprobe", Some(510), 0), &side("uprobe", Some(510), 2_000));
+    assert_eq!((row(&alike, "storage").hooks_ns, alike.classes[0].moved.as_deref()), (0.0, Some("storage")));
+    assert!(alike.notes.iter().all(|n| !n.contains("different prices")));
+    // A kernel's hook and a uprobe of unknown price; two probes at one boundary.
+    let allowed = |base: &[Reading], new: &[Reading]| row(&by(base, new), "storage").hooks_ns;
+    assert_eq!(allowed(&side("fentry", None, 0), &side("usdt", None, 0)), 3.0 * 2.0 * (1_000.0 - 150.0));
+    assert_eq!(allowed(&ring, &side("uprobe x, raw tracepoint", Some(510), 0)), 3.0 * 2.0 * (660.0 - 40.0));
+}
+
+#[test]
+fn a_stall_at_the_end_is_no_load() {
+    // One command at a time, and the last one hangs for ten times as long as all before it.
+    let mut sample = vec![90_000; 100];
+    sample[99] = 100_000_000;
+    let (per_second, in_flight) = rate(&made_up(&sample, 0));
+    assert!(in_flight <= 1.0 && in_flight > 0.9, "{in_flight}");
+    assert!((per_second - 100.0 / 0.1099).abs() < 1.0, "{per_second}");
+}
+
+#[test]
+fn a_gate_holds_only_where_twice_its_bound_would_have_shown() {
+    let certain = made_up(&latencies(1, 3_000, 1.0), 0);
+    let mut random = Random::new(5);
+    // A tail so rare and heavy that the mean is anything.
+    let wild: Vec<i64> =
+        (0..250).map(|n| if n % 120 == 7 { (random.unit() * 4e6) as i64 } else { 5_000 }).collect();
+    let wild = made_up(&wild, 0);
+    let limit = format!(
+        "latency.mean<={}ns",
+        wild.classes
+            .values()
+            .next()
+            .map_or(0, |s| { s.columns[0].iter().sum::<i64>() / s.len() as i64 + 100 })
+    );
+    for (base, new, gate, expected) in [
+        (&certain, &wild, limit.as_str(), Outcome::CannotTell),
+        (&wild, &wild, "latency.mean<=1.01x", Outcome::CannotTell),
+        (&wild, &wild, "latency.mean<=+1us", Outcome::CannotTell),
+        (&certain, &certain, "latency.mean<=1.01x", Outcome::Holds),
+        (&certain, &certain, "latency.mean<=+1us", Outcome::Holds),
+        (&certain, &certain, "latency.mean<=11us", Outcome::Holds),
+    ] {
+        let c =
+            compare_readings(std::slice::from_ref(base), std::slice::from_ref(new), &gated(&[gate])).unwrap();
+        let found = &c.gates[0];
+        assert_eq!(found.outcome, expected, "{gate}: {}", found.text);
+        if expected == Outcome::CannotTell {
+            assert!(found.text.contains("would not have shown twice"), "{}", found.text);
+        }
+        // A time is at least 0, and no number is told that says nothing.
+        assert!(!gate.ends_with("ns") || found.low.unwrap() >= 0.0);
+        assert!(!found.text.contains("e+") && found.text.len() < 250, "{}", found.text);
+    }
+}
+
+#[test]
+fn a_gate_that_is_given_twice_is_one() {
+    let one = [made_up(&latencies(1, 1_000, 1.0), 0)];
+    let judged = |gates: &[&str]| compare_readings(&one, &one, &gated(gates)).unwrap().gates;
+    let twice = judged(&["latency.p50<=+5%", "latency.p50 <= 1.05x"]);
+    assert_eq!(twice.len(), 1);
+    let alone = judged(&["latency.p50<=+5%"]);
+    assert_eq!((twice[0].low, twice[0].high), (alone[0].low, alone[0].high));
+    assert_eq!(judged(&["latency.p50<=+5%", "latency.p90<=+5%"]).len(), 2);
+}
+
+#[test]
+fn a_recording_counts_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let inputs: Vec<Input> = (1..4)
+        .map(|seed| {
+            let place = folder.path().join(seed.to_string());
+            std::fs::create_dir(&place).unwrap();
+            let mut runs = on_one_machine(short(seed).record());
+            for run in [&mut runs.host, &mut runs.target] {
+                run.manifest.counters.seen += seed;
+            }
+            let (host, target) = runs.write(&place).unwrap();
+            Input::pair(host, target)
+        })
+        .collect();
+    let options = CompareOptions::default();
+    let compare = |base: &[&Input], new: &[&Input]| {
+        let own = |inputs: &[&Input]| inputs.iter().map(|i| (*i).clone()).collect::<Vec<_>>();
+        compare(&own(base), &own(new), &options)
+    };
+    let [a, b, c] = &inputs[..] else { panic!() };
+    let refused = |base: &[&Input], new: &[&Input]| compare(base, new).unwrap_err().to_string();
+    assert!(refused(&[a, a], &[b]).contains("given twice"));
+    assert!(refused(&[a, b], &[c, a]).contains("given twice"));
+    assert!(compare(&[a, b], &[c]).is_ok());
+    let same =
+        |c: Result<Comparison, Error>| c.unwrap().notes.iter().any(|n| n.contains("the same recording"));
+    assert!(same(compare(&[a], &[a])) && !same(compare(&[a], &[b])));
+}
+
+#[test]
+fn a_manifest_that_is_no_file_is_told_and_not_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    let (host, _) = on_one_machine(short(1).record()).write(folder.path()).unwrap();
+    let manifest = host.directory().join("run.json");
+    std::fs::remove_file(&manifest).unwrap();
+    // A pipe would block whoever opens it; a folder is as little of a file.
+    let made = std::process::Command::new("mkfifo").arg(&manifest).status();
+    if !made.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: mkfifo is not there; a folder in its place");
+        std::fs::create_dir(&manifest).unwrap();
+    }
+    let pair = format!("{0},{0}", host.directory().display());
+    for given in [folder.path(), host.directory(), pair.as_ref()] {
+        let error = Input::find(given).unwrap_err().to_string();
+        assert!(error.contains("run.json is no file"), "{error}");
+    }
+}
+
+#[test]
+fn a_table_says_each_thing_once_and_well() {
+    let few = |seed| reading(&short(seed));
+    let c = compared(&[few(1), few(2), few(3)], &[few(4), few(5), few(6)]);
+    let table = c.to_table(true);
+    assert!(table.contains("and 1 more repetition\n"), "{table}");
+    assert!(table.contains("3 runs on each side"), "{table}");
+    assert_eq!(table.matches("p99.9 needs 10 000 commands").count(), 1, "{table}");
+    assert!(table.contains("1.0") && !table.contains("+0.0 %"), "{table}");
+    let sentence = &c.classes[0].sentence;
+    assert!(sentence.matches("shows").count() <= 2, "{sentence}");
 }
 
 #[test]

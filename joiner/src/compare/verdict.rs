@@ -2,13 +2,16 @@
 //! a class did, and the sentence that says so.
 //!
 //! All intervals of a comparison hold together with the asked confidence (Bonferroni). Half of the error is spent
-//! on the typical values, which answer "did it move?", half on all other figures, which are more and noisier.
+//! on the typical values and medians, which answer "did it move?", half on all other figures, which are more and
+//! noisier. There are two of the first kind because each fails the other way: the typical value moves when more
+//! than a twentieth of the commands is disturbed, the median stands still when less than half of them is slower.
 //! `moved` is said where the interval leaves out 0 and the change is larger than the floor, `same` where the whole
 //! interval lies within the floor, and `cannot tell` otherwise: so neither noise nor a change too small to matter
-//! makes a `moved`, and a lack of data never makes a `same`.
+//! makes a `moved`, and a lack of data never makes a `same`. Where the two sides' hooks cost differently, every
+//! interval is wider by what that may be.
 
 use super::input::{ClassKey, Reading, Sample};
-use super::moments::{BoundaryPair, Plan, rows};
+use super::moments::{BoundaryPair, Plan, price_note, rows};
 use super::resample::{Estimate, Estimates, OfRun, Spread, combine, estimate};
 use super::slices::Slices;
 use super::student;
@@ -72,16 +75,20 @@ pub(crate) fn judge(
 ) -> Judged {
     let mut estimated: Vec<Estimated> =
         common.iter().map(|key| Estimated::new(*key, base, new, boundaries)).collect();
-    let cells = |typical: bool| {
+    let cells = |location: bool| {
         let of = |e: &Estimated| {
             let all = e.estimates.iter().flat_map(|row| Statistic::ALL.iter().zip(row));
-            all.filter(|(s, cell)| cell.is_some() && (**s == Statistic::Typical) == typical).count()
+            all.filter(|(s, cell)| cell.is_some() && is_location(**s) == location).count()
         };
         estimated.iter().filter(|e| e.enough).map(of).sum::<usize>().max(1) as f64
     };
     let error = 1.0 - options.confidence;
-    let chances = Chances { typical: error / 2.0 / cells(true), other: error / 2.0 / cells(false) };
+    let chances = Chances { location: error / 2.0 / cells(true), other: error / 2.0 / cells(false) };
     let mut notes = Vec::new();
+    if let Some(sides) = base.first().map(|r| r.sides) {
+        let r2t = base.iter().chain(new).flat_map(|r| r.classes.values()).any(|s| s.r2t);
+        notes.extend(price_note(sides, boundaries, r2t));
+    }
     if let Some(short) = estimated.iter().filter(|e| e.enough).find(|e| e.too_short) {
         notes.push(format!(
             "{}: a run lasts too short for blocks of 50 ms: disturbances of more than {} can look like a change",
@@ -94,9 +101,14 @@ pub(crate) fn judge(
     Judged { classes, confidence: options.confidence, notes }
 }
 
+/// Whether a figure says where the most commands lie.
+const fn is_location(statistic: Statistic) -> bool {
+    matches!(statistic, Statistic::Typical | Statistic::P50)
+}
+
 /// The chance of an interval to miss, in both directions together.
 struct Chances {
-    typical: f64,
+    location: f64,
     other: f64,
 }
 
@@ -156,17 +168,16 @@ impl Estimated {
             .zip(&self.estimates)
             .map(|(plan, estimates)| {
                 let statistics = std::array::from_fn(|n| {
-                    let chance = match Statistic::ALL[n] {
-                        Statistic::Typical => chances.typical,
-                        _ => chances.other,
-                    };
-                    estimates[n].map(|both| cell(both, enough.then_some(chance), floor))
+                    let chance =
+                        if is_location(Statistic::ALL[n]) { chances.location } else { chances.other };
+                    estimates[n].map(|both| cell(both, enough.then_some(chance), floor, plan.allowance_ns))
                 });
                 Row {
                     verdict: plan.comparable.then(|| verdict(&statistics)),
                     row: plan.name,
                     title: plan.title,
                     why: plan.why,
+                    hooks_ns: plan.allowance_ns,
                     explains: None,
                     statistics,
                 }
@@ -218,11 +229,13 @@ pub(crate) fn reach(base: &Estimate, new: &Estimate, chance: f64) -> f64 {
     student::quantile(chance, freedom) * (b + n).sqrt()
 }
 
-/// The ratio and its interval, by the error of its logarithm; none where a figure is not positive.
+/// The ratio and its interval, by the error of its logarithm, and with an allowance in ns on the new's figure; none
+/// where a figure is not positive.
 pub(crate) fn ratio(
     base: &Estimate,
     new: &Estimate,
     chance: Option<f64>,
+    allowance: f64,
 ) -> Option<(f64, Option<(f64, f64)>)> {
     if base.value <= 0.0 {
         return None;
@@ -234,22 +247,24 @@ pub(crate) fn ratio(
     let logarithm = |e: &Estimate| Estimate { error: e.error / e.value, ..*e };
     let around = chance.map(|chance| {
         let reach = reach(&logarithm(base), &logarithm(new), chance).exp();
-        (ratio / reach, ratio * reach)
+        let more = allowance / base.value;
+        ((ratio - more).max(0.0) / reach, (ratio + more) * reach)
     });
     Some((ratio, around))
 }
 
-fn cell((base, new): Both, chance: Option<f64>, floor: &Floor) -> Cell {
+fn cell((base, new): Both, chance: Option<f64>, floor: &Floor, allowance: f64) -> Cell {
     let difference = new.value - base.value;
-    let reach = chance.map(|chance| reach(&base, &new, chance));
+    // What the hooks cost may be in the difference, or hide as much of one.
+    let reach = chance.map(|chance| reach(&base, &new, chance) + allowance);
     let least = floor.at(base.value);
     let verdict = match reach {
         None => Verdict::CannotTell,
-        Some(reach) if difference.abs() > reach && difference.abs() > least => Verdict::Moved,
+        Some(reach) if difference.abs() > reach.max(least + allowance) => Verdict::Moved,
         Some(reach) if difference.abs() + reach <= least => Verdict::Same,
         Some(_) => Verdict::CannotTell,
     };
-    let ratio = ratio(&base, &new, chance);
+    let ratio = ratio(&base, &new, chance, allowance);
     let around = ratio.and_then(|r| r.1);
     Cell {
         base_ns: base.value,
@@ -260,7 +275,7 @@ fn cell((base, new): Both, chance: Option<f64>, floor: &Floor) -> Cell {
         ratio: ratio.map(|r| r.0),
         ratio_low: around.map(|a| a.0),
         ratio_high: around.map(|a| a.1),
-        detectable_ns: reach.map(|r| r.max(least)),
+        detectable_ns: reach.map(|r| r.max(least + allowance)),
         verdict,
     }
 }
@@ -281,21 +296,26 @@ fn explain(rows: &mut [Row]) {
     }
 }
 
-fn typical_moved(row: &Row) -> bool {
-    row.of(Statistic::Typical).is_some_and(|c| c.verdict == Verdict::Moved)
+/// The typical value, or else the median, where it moved.
+fn located(row: &Row) -> Option<&Cell> {
+    let moved = |statistic| row.of(statistic).filter(|c| c.verdict == Verdict::Moved);
+    moved(Statistic::Typical).or_else(|| moved(Statistic::P50))
 }
 
-/// The rows besides latency whose typical value moved, most first.
-fn moved_rows(rows: &[Row]) -> Vec<&Row> {
-    let size = |row: &Row| row.of(Statistic::Typical).map_or(0.0, |c| c.difference_ns.abs());
-    let mut moved: Vec<&Row> = rows.iter().skip(1).filter(|r| typical_moved(r)).collect();
-    moved.sort_by(|a, b| size(b).total_cmp(&size(a)));
+/// The rows besides latency whose typical value or median moved, most first.
+fn moved_rows(rows: &[Row]) -> Vec<(&Row, &Cell)> {
+    let mut moved: Vec<(&Row, &Cell)> =
+        rows.iter().skip(1).filter_map(|row| Some((row, located(row)?))).collect();
+    moved.sort_by(|a, b| b.1.difference_ns.abs().total_cmp(&a.1.difference_ns.abs()));
     moved
 }
 
 fn moved_most(rows: &[Row]) -> Option<&Row> {
-    moved_rows(rows).into_iter().next()
+    moved_rows(rows).into_iter().next().map(|m| m.0)
 }
+
+/// Rows that a sentence names of those that can not be told.
+const NAMED: usize = 2;
 
 /// What happened to a class.
 fn sentence(rows: &[Row], enough: bool, floor: &Floor) -> String {
@@ -307,11 +327,10 @@ fn sentence(rows: &[Row], enough: bool, floor: &Floor) -> String {
         format!("{}{ratio}", signed(c.difference_ns))
     };
     let Some(latency) = rows.first() else { return "there is nothing to compare".into() };
-    let of_latency = latency.of(Statistic::Typical).filter(|_| typical_moved(latency));
+    let of_latency = located(latency);
     let moved = moved_rows(rows);
     let mut text = String::new();
-    for (n, row) in moved.iter().enumerate() {
-        let Some(cell) = row.of(Statistic::Typical) else { continue };
+    for (n, (row, cell)) in moved.iter().enumerate() {
         let start = if n == 0 { "" } else { "; also " };
         text += &format!("{start}{} moved by {}", row.title, change(cell));
         if let (Some(share), Some(whole), 0) = (row.explains, of_latency, n) {
@@ -341,7 +360,7 @@ fn sentence(rows: &[Row], enough: bool, floor: &Floor) -> String {
         .filter(|r| r.verdict == Some(Verdict::CannotTell))
         .filter_map(|r| {
             let least = r.of(Statistic::Typical)?.detectable_ns?;
-            Some(format!("{} (would have shown {} or more)", r.title, time(least)))
+            Some(format!("{} (shows {} or more)", r.title, time(least)))
         })
         .collect();
     let within = format!("within {:.3} % or {}, whichever is larger", floor.share * 100.0, time(floor.ns))
@@ -349,7 +368,10 @@ fn sentence(rows: &[Row], enough: bool, floor: &Floor) -> String {
     if unsure.is_empty() {
         format!("nothing moved: the latency and every stage that can be compared are the same {within}")
     } else {
-        format!("nothing is shown to have moved; cannot tell for {}", unsure.join(", "))
+        let more = unsure.len().saturating_sub(NAMED);
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        let named = &unsure[..unsure.len().min(NAMED)];
+        format!("nothing is shown to have moved; cannot tell for {}{more}", named.join(", "))
     }
 }
 
@@ -357,7 +379,7 @@ fn sentence(rows: &[Row], enough: bool, floor: &Floor) -> String {
 fn elsewhere(rows: &[Row]) -> String {
     let parts: Vec<String> = rows
         .iter()
-        .filter(|row| !typical_moved(row))
+        .filter(|row| located(row).is_none())
         .filter_map(|row| {
             let moved: Vec<String> = Statistic::ALL
                 .iter()
@@ -387,3 +409,11 @@ pub(crate) fn percent(ratio: f64) -> String {
         format!("{ratio:.2}x")
     }
 }
+
+/// A ratio in its own form, to three decimals, as far as these say anything.
+pub(crate) fn factor(ratio: f64) -> String {
+    if ratio > MOST { format!("more than {MOST:.0}x") } else { format!("{ratio:.3}x") }
+}
+
+/// A ratio beyond which its size says nothing more.
+pub(crate) const MOST: f64 = 1_000.0;
