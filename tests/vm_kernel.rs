@@ -120,6 +120,9 @@ const STORAGE: Duration = Duration::from_micros(300);
 /// One way; a command and its answer go both.
 const NETWORK: Duration = Duration::from_millis(1);
 const TOLERANCE: f64 = 0.05;
+/// By what share of itself a stage may move besides: soft RoCE takes 0.9 ms for the data of a large write, three
+/// times the drive's delay, and not always the same.
+const SCATTER: f64 = 0.03;
 
 /// Fails unless `stage` grew by `delay`, and no other stage did.
 fn only_grew(was: &Value, is: &Value, stage: Stage, delay: Duration) -> Result<()> {
@@ -133,7 +136,7 @@ fn only_grew(was: &Value, is: &Value, stage: Stage, delay: Duration) -> Result<(
             each.title(),
             (is - was) / delay * 100.0
         );
-        if (is - was - expected).abs() > TOLERANCE * delay {
+        if (is - was - expected).abs() > (TOLERANCE * delay).max(SCATTER * was) {
             wrong.push(each.title());
         }
     }

@@ -321,7 +321,8 @@ impl Pair {
         accounting.joined as f64 / (accounting.host_commands - elsewhere) as f64
     }
 
-    /// Fails unless at least 99.9 % of the commands inside both recordings were joined, `least` of them.
+    /// Fails unless at least 99.9 % of the commands inside both recordings were joined, and of the `least` that
+    /// the load did.
     pub fn nearly_all_joined(&self, least: u64) -> Result<()> {
         let accounting = self.joined.accounting();
         let share = self.share();
@@ -332,7 +333,9 @@ impl Pair {
             accounting.target_commands,
             share * 100.0
         );
-        ensure!(share >= 0.999 && accounting.joined >= least, "{accounting:#?}\n{:#?}", self.joined.notes());
+        // A kprobe that an interrupt hits inside another is skipped, and no kernel counts it.
+        let enough = accounting.joined as f64 >= least as f64 * 0.999;
+        ensure!(share >= 0.999 && enough, "{accounting:#?}\n{:#?}", self.joined.notes());
         Ok(())
     }
 
