@@ -122,7 +122,9 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
         let text = format!("{}: {} ({reason})", plan.output.display(), summary(&counters));
         let _ = writeln!(std::io::stderr(), "{text}");
         if counters.seen == 0 {
-            exit::say("no command began while it recorded: was there I/O, and is this the side and the process that does it?");
+            exit::say(
+                "no command began while it recorded: was there I/O, and is this the side and the process that does it?",
+            );
         }
     }
     Ok(code)
