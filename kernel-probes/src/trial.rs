@@ -58,7 +58,7 @@ mod tests {
             Some(why) => {
                 assert!(
                     why.starts_with("the kernel refuses fentry programs (E") && !why.contains("UnknownErrno")
-                )
+                );
             }
             None => println!("skipped: this kernel takes fentry programs, or does not tell of its functions"),
         }
