@@ -229,7 +229,7 @@ pub struct Compare {
     pub format: CompareFormat,
 }
 
-const GATES: &str = "Gates: [CLASS:]STAGE.STATISTIC<=BOUND. CLASS: read, write/4096, ... STAGE: latency, host_block, host_driver, network, target_driver, storage (beyond_host, data_wait with one side alone). STATISTIC: typical, mean, p50, p90, p99, p999. BOUND: 1.05x, +5%, +3us, -3us, or 80us. A gate holds while the figure is within the bound, and does not hold where it is surely beyond.";
+const GATES: &str = "Gates: [CLASS:]STAGE.STATISTIC<=BOUND. CLASS: read, write/4096, ... STAGE: latency, host_block, host_driver, network, target_driver, storage (beyond_host, data_wait with one side alone). STATISTIC: typical, mean, p50, p90, p99, p999. BOUND: 1.05x, +5%, +3us, -3us, or 80us. A gate holds while the figure is within the bound and the data would have shown twice what the bound allows, and does not hold where the figure is surely beyond.";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CompareFormat {
@@ -294,8 +294,9 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 /// A probability in per cent, as a share.
 fn confidence(text: &str) -> Result<f64, String> {
-    let number = text.strip_suffix('%').and_then(|n| n.trim().parse::<f64>().ok());
+    let number = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>();
     number
+        .ok()
         .filter(|p| (50.0..=99.9999).contains(p))
         .map(|p| p / 100.0)
         .ok_or_else(|| format!("{text:?} is no confidence: write 95%, or another from 50% to 99.9999%"))

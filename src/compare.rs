@@ -5,7 +5,7 @@ use crate::exit;
 use anyhow::{Context, Result};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
-use joiner::{CompareOptions, Input, Outcome};
+use joiner::{CompareOptions, Comparison, Failure, Input, Outcome};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -22,11 +22,19 @@ pub fn run(options: &Compare) -> Result<ExitCode> {
         }
         (base, new) => (base, new),
     };
-    let mut how = CompareOptions::default();
-    how.floor = options.floor;
-    how.confidence = options.confidence;
-    how.gates.clone_from(&options.gate);
-    let comparison = joiner::compare(&inputs(base)?, &inputs(new)?, &how)?;
+    let comparison = match compare(base, new, options) {
+        Ok(comparison) => comparison,
+        Err(error) => {
+            // What reads the output as a file is told there too. That it can not be written changes no exit code.
+            let failure = Failure::new(exit::text(&error));
+            let _ = match options.format {
+                CompareFormat::Json => exit::print(&(serde_json::to_string_pretty(&failure)? + "\n")),
+                CompareFormat::Junit => exit::print(&failure.to_junit()),
+                CompareFormat::Table | CompareFormat::Markdown => Ok(()),
+            };
+            return Err(error);
+        }
+    };
     let text = match options.format {
         CompareFormat::Table => comparison.to_table(options.detail),
         CompareFormat::Json => {
@@ -41,6 +49,14 @@ pub fn run(options: &Compare) -> Result<ExitCode> {
         Outcome::DoesNotHold => ExitCode::from(exit::GATE),
         Outcome::CannotTell => ExitCode::from(exit::TOO_LITTLE),
     })
+}
+
+fn compare(base: &[PathBuf], new: &[PathBuf], options: &Compare) -> Result<Comparison> {
+    let mut how = CompareOptions::default();
+    how.floor = options.floor;
+    how.confidence = options.confidence;
+    how.gates.clone_from(&options.gate);
+    Ok(joiner::compare(&inputs(base)?, &inputs(new)?, &how)?)
 }
 
 fn inputs(given: &[PathBuf]) -> Result<Vec<Input>> {

@@ -91,7 +91,8 @@ fn gates_set_the_exit_code() -> Result<()> {
     for (wrong, told) in [
         ("drive.p50<=1x", "there are latency, host_block"),
         ("storage.p95<=1x", "there are typical, mean, p50"),
-        ("storage.p50", "ROW.STATISTIC<=BOUND"),
+        ("storage.p50", "STAGE.STATISTIC<=BOUND"),
+        ("storage.p50<=2x,", "a comma too many"),
         ("erase:storage.p50<=1x", "is no operation"),
         ("storage.p50<=fast", "is no bound"),
     ] {
@@ -119,7 +120,22 @@ fn wrong_input_is_told() -> Result<()> {
     let empty = here.path().join("empty");
     copy(&pair, &empty)?;
     fs::remove_dir_all(empty.join("target.run/commands"))?;
-    compare(&[text(&pair)?, text(&empty)?])?.expect(4, &["the target's run has no commands"])?;
+    let told = ["the target's run has no commands"];
+    compare(&[text(&pair)?, text(&empty)?])?.expect(4, &told)?;
+    // Programs that read the output are told there.
+    let said = compare(&[text(&pair)?, text(&empty)?, "--format", "json"])?.expect(4, &told)?.stdout;
+    let said: Value = serde_json::from_str(&said)?;
+    ensure!(said["format"] == "fabscope-compare/1", "{said}");
+    ensure!(said["error"].as_str().is_some_and(|e| e.contains(told[0])), "{said}");
+    let said = compare(&[text(&pair)?, "/no/such.run", "--format", "junit"])?.expect(1, &["/no/such.run"])?;
+    ensure!(said.stdout.starts_with("<?xml") && said.stdout.contains("<error "), "{}", said.stdout);
+    // Repetitions are recordings of their own.
+    let copied = here.path().join("copied");
+    copy(&pair, &copied)?;
+    compare(&[text(&pair)?, text(&copied)?, "--against", text(&data("spdk-24.09"))?])?
+        .expect(1, &["is the same recording as"])?;
+    let said = compare(&[text(&pair)?, text(&copied)?, "--confidence", "99"])?.expect(0, &[])?.stdout;
+    ensure!(said.contains("the same recording"), "{said}");
     // A run that is cut in the middle of a file.
     let cut = here.path().join("cut");
     copy(&pair, &cut)?;
@@ -270,7 +286,7 @@ fn rates_on_recorded_stand_in_runs() -> Result<()> {
     let here = tempfile::tempdir()?;
     let (base, slower) = record_in_turn(here.path(), 24, 6_000)?;
     let mut random = 7;
-    for each in [1, 6, 8] {
+    for each in [1, 8, 12] {
         let (mut alarms, mut found, mut missed) = (0, 0, Vec::new());
         for n in 0..200 {
             let (one, other) = choose(if n % 2 == 0 { &base } else { &slower }, each, &mut random);
