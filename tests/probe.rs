@@ -181,7 +181,7 @@ fn the_kernel_s_ladders_have_the_same_shape() -> Result<()> {
         // What keeps it from recording is said before any boundary.
         let obstacle = table.find("can not record:");
         ensure!(obstacle.is_none_or(|at| Some(at) < table.find("boundary  ")), "{table}");
-        ensure!(obstacle.is_some() == !obstacles.is_empty(), "{table}");
+        ensure!(obstacle.is_none() == obstacles.is_empty(), "{table}");
         // Of one kernel, its own ladders and SPDK's say the same.
         let refuses = "the kernel refuses fentry programs";
         let of_spdk = document("target", &standin("standin-target")?, 0, &[])?.to_string();

@@ -213,8 +213,8 @@ impl Baseline {
         let Some(offer) = document.offer() else {
             bail!("{name} is of {}, and --baseline compares builds of SPDK; {how}", document.of);
         };
-        let sides = std::iter::once(&offer.here).chain(&offer.other_side);
-        sides.map(consistent).collect::<Result<(), String>>().map_err(damaged)?;
+        let mut sides = std::iter::once(&offer.here).chain(&offer.other_side);
+        sides.try_for_each(consistent).map_err(damaged)?;
         Ok(Baseline { file: file.to_owned(), document, offer })
     }
 }
