@@ -227,6 +227,8 @@ fn hooks(events: &Events, ticks: &Ticks, probe: Option<&Probe>) -> Vec<Hook> {
             Boundary::TSent => Some("this SPDK records nothing of its sockets".to_owned()),
             _ => None,
         };
+        // The one uprobe of a command is paid where it begins.
+        let trap = probe.filter(|_| boundary == Boundary::TRecv).map_or(0, |probe| probe.site.estimated_ns);
         hooks.push(Hook {
             boundary,
             transport: None,
@@ -234,7 +236,7 @@ fn hooks(events: &Events, ticks: &Ticks, probe: Option<&Probe>) -> Vec<Hook> {
             rung: 0,
             measured: there && !matches!(boundary, Boundary::TR2t | Boundary::TSent),
             instruction: None,
-            estimated_ns: there.then_some(RECORD_NS),
+            estimated_ns: there.then_some(RECORD_NS + trap),
             why,
         });
     }
