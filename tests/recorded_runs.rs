@@ -163,8 +163,8 @@ fn a_directory_that_holds_a_pair_is_reported_like_the_pair() -> Result<()> {
     for pair in &PAIRS {
         let ((host, target), folder) = (pair.runs(), pair.folder());
         let (host, target) = (host.display().to_string(), target.display().to_string());
-        let named = support::fabscope(&["report", &host, &target])?.expect(0, &[])?;
-        let held = support::fabscope(&["report", &folder.display().to_string()])?.expect(0, &[])?;
+        let named = support::fabscope(["report", &host, &target])?.expect(0, &[])?;
+        let held = support::fabscope(["report", &folder.display().to_string()])?.expect(0, &[])?;
         ensure!(named.stdout == held.stdout, "{}", held.stdout);
     }
     Ok(())
