@@ -10,6 +10,9 @@ pub(crate) const BIO_START: &str = "blk_cgroup_bio_start";
 /// What a kprobe lacks where an interrupt may hit it.
 const INTERRUPTED: &str = "a hit that interrupts another kprobe is skipped, and not counted";
 
+/// Where the driver's own function can not be hooked.
+const SET_UP: Rung = stand_in("nvme_setup_cmd", &[], "it comes a little after the driver was called");
+
 pub(super) const HOST: &[Ladder] = &[
     Ladder {
         point: Point::Identity,
@@ -54,11 +57,7 @@ pub(super) const HOST: &[Ladder] = &[
         essential: false,
         what: "h_driver",
         without: "the border of block layer and driver",
-        rungs: &[
-            rung("fentry nvme_tcp_queue_rq", &[fentry("queue_rq_fentry", "nvme_tcp_queue_rq")]),
-            rung("kprobe nvme_tcp_queue_rq", &[kprobe("queue_rq_kprobe", "nvme_tcp_queue_rq")]),
-            stand_in("nvme_setup_cmd", &[], "it comes a little after the driver was called"),
-        ],
+        rungs: entry!("queue_rq" "nvme_tcp_queue_rq", SET_UP),
     },
     Ladder {
         point: Point::Boundary(Boundary::HDriver),
@@ -66,11 +65,7 @@ pub(super) const HOST: &[Ladder] = &[
         essential: false,
         what: "h_driver",
         without: "the border of block layer and driver",
-        rungs: &[
-            rung("fentry nvme_rdma_queue_rq", &[fentry("rdma_queue_rq_fentry", "nvme_rdma_queue_rq")]),
-            rung("kprobe nvme_rdma_queue_rq", &[kprobe("rdma_queue_rq_kprobe", "nvme_rdma_queue_rq")]),
-            stand_in("nvme_setup_cmd", &[], "it comes a little after the driver was called"),
-        ],
+        rungs: entry!("rdma_queue_rq" "nvme_rdma_queue_rq", SET_UP),
     },
     Ladder {
         point: Point::Boundary(Boundary::HSent),
@@ -109,10 +104,7 @@ pub(super) const HOST: &[Ladder] = &[
         essential: false,
         what: "h_sent",
         without: "the border of driver and network on the way out",
-        rungs: &[
-            rung("fentry nvme_rdma_post_send", &[fentry("post_send_fentry", "nvme_rdma_post_send")]),
-            rung("kprobe nvme_rdma_post_send", &[kprobe("post_send_kprobe", "nvme_rdma_post_send")]),
-        ],
+        rungs: entry!("post_send" "nvme_rdma_post_send"),
     },
     Ladder {
         point: Point::Boundary(Boundary::HR2t),
@@ -120,16 +112,7 @@ pub(super) const HOST: &[Ladder] = &[
         essential: false,
         what: "h_r2t",
         without: "the wait for R2Ts of large writes",
-        rungs: &[
-            rung(
-                "fentry nvme_tcp_setup_h2c_data_pdu",
-                &[fentry("r2t_fentry", "nvme_tcp_setup_h2c_data_pdu")],
-            ),
-            rung(
-                "kprobe nvme_tcp_setup_h2c_data_pdu",
-                &[kprobe("r2t_kprobe", "nvme_tcp_setup_h2c_data_pdu")],
-            ),
-        ],
+        rungs: entry!("r2t" "nvme_tcp_setup_h2c_data_pdu"),
     },
     Ladder {
         point: Point::Boundary(Boundary::HDataSent),
@@ -168,10 +151,7 @@ pub(super) const HOST: &[Ladder] = &[
         essential: false,
         what: "h_recv",
         without: "the border of network and driver on the way back",
-        rungs: &[
-            rung("fentry nvme_tcp_recv_skb", &[fentry("receive_fentry", "nvme_tcp_recv_skb")]),
-            rung("kprobe nvme_tcp_recv_skb", &[kprobe("receive_kprobe", "nvme_tcp_recv_skb")]),
-        ],
+        rungs: entry!("receive" "nvme_tcp_recv_skb"),
     },
     Ladder {
         point: Point::Boundary(Boundary::HRecv),
@@ -241,10 +221,7 @@ pub(super) const HOST: &[Ladder] = &[
         essential: false,
         what: "multipath failover",
         without: "commands that failed over look like good ones",
-        rungs: &[
-            rung("fentry nvme_failover_req", &[fentry("failover_fentry", "nvme_failover_req")]),
-            rung("kprobe nvme_failover_req", &[kprobe("failover_kprobe", "nvme_failover_req")]),
-        ],
+        rungs: entry!("failover" "nvme_failover_req"),
     },
     Ladder {
         point: Point::Connect,
@@ -252,10 +229,7 @@ pub(super) const HOST: &[Ladder] = &[
         essential: false,
         what: "connections",
         without: "a reconnect is found by its port, at each command",
-        rungs: &[
-            rung("fentry nvmf_connect_io_queue", &[fentry("connect_fentry", "nvmf_connect_io_queue")]),
-            rung("kprobe nvmf_connect_io_queue", &[kprobe("connect_kprobe", "nvmf_connect_io_queue")]),
-        ],
+        rungs: entry!("connect" "nvmf_connect_io_queue"),
     },
     Ladder {
         point: Point::State,
@@ -271,10 +245,7 @@ pub(super) const HOST: &[Ladder] = &[
         essential: false,
         what: "timeouts",
         without: "commands that took too long are not told as events",
-        rungs: &[
-            rung("fentry nvme_tcp_timeout", &[fentry("timeout_fentry", "nvme_tcp_timeout")]),
-            rung("kprobe nvme_tcp_timeout", &[kprobe("timeout_kprobe", "nvme_tcp_timeout")]),
-        ],
+        rungs: entry!("timeout" "nvme_tcp_timeout"),
     },
     Ladder {
         point: Point::Timeout,
@@ -282,9 +253,6 @@ pub(super) const HOST: &[Ladder] = &[
         essential: false,
         what: "timeouts",
         without: "commands that took too long are not told as events",
-        rungs: &[
-            rung("fentry nvme_rdma_timeout", &[fentry("rdma_timeout_fentry", "nvme_rdma_timeout")]),
-            rung("kprobe nvme_rdma_timeout", &[kprobe("rdma_timeout_kprobe", "nvme_rdma_timeout")]),
-        ],
+        rungs: entry!("rdma_timeout" "nvme_rdma_timeout"),
     },
 ];
