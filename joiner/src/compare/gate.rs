@@ -1,6 +1,8 @@
 //! The language of `--gate`, and what each gate says of a comparison.
 //!
-//!     [CLASS:]STAGE.STATISTIC<=BOUND
+//! ```text
+//! [CLASS:]STAGE.STATISTIC<=BOUND
+//! ```
 //!
 //! `read/4096:storage.p99<=1.05x`, `latency.mean<=+3us`, `network.typical<=+5%`, `latency.p50<=80us`. CLASS is an
 //! operation, with or without its size; without it, every class of commands that succeeded and are enough.
