@@ -59,6 +59,7 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
         clocks: vec![clock_pair()],
         counters: Counters::default(),
         workload: None,
+        price: None,
         events: Vec::new(),
         labels: plan.labels.clone(),
     };

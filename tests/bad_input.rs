@@ -204,6 +204,7 @@ impl Made<'_> {
             }],
             counters: Counters::default(),
             workload: None,
+            price: None,
             events: Vec::new(),
             labels: BTreeMap::new(),
         };

@@ -38,6 +38,7 @@ fn manifest(side: Side, boot: &str, window: (u64, u64)) -> Manifest {
         clocks: vec![ClockPair { monotonic_ns: Nanos(window.1), realtime_ns: Nanos(window.0) }],
         counters: Counters::default(),
         workload: None,
+        price: None,
         events: Vec::new(),
         labels: Default::default(),
     }

@@ -489,6 +489,7 @@ fn manifest(side: Side, view: &View, window: Window, recorded: u64) -> Manifest 
         }],
         counters: Counters { seen: recorded, recorded, ..Counters::default() },
         workload: None,
+        price: None,
         events: Vec::new(),
         labels: BTreeMap::new(),
     }

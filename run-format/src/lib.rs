@@ -25,7 +25,8 @@ pub use command::Command;
 pub use error::Error;
 pub use ladder::{Lack, Ladder, Rung, Spot};
 pub use manifest::{
-    ClockPair, Counters, Event, FioJob, Hook, Lost, Machine, Manifest, Software, State, Window, Workload,
+    ClockPair, Counters, Event, FioJob, Hook, Lost, Machine, Manifest, PerKindNs, Price, Software, State,
+    Window, Workload,
 };
 pub use operation::Operation;
 pub use queue::{Endpoint, Queue, Transport};

@@ -36,6 +36,9 @@ pub struct Manifest {
     /// What `record -- CMD` ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workload: Option<Workload>,
+    /// What the recording was estimated to cost the recorded system, before it began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price: Option<Price>,
     /// What happened besides commands: resets, disconnects, pauses.
     #[serde(default)]
     pub events: Vec<Event>,
@@ -186,6 +189,32 @@ impl Lost {
             .into_iter()
             .fold(0, u64::saturating_add)
     }
+}
+
+/// What a recording was estimated to cost the recorded system, told before it began.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Price {
+    /// Of a command while the hooks are in place.
+    pub per_command: PerKindNs,
+    /// The same with the functions of all boundaries probed at their entries, whatever stands there.
+    pub naive: PerKindNs,
+    /// Why figures of another machine stand for those of this one; `None` where they were measured here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_measured: Option<String>,
+    /// What `--max-overhead` asked for, and what was decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<String>,
+}
+
+/// A time for each kind of command, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PerKindNs {
+    /// A read.
+    pub read_ns: u32,
+    /// A write whose data is in its capsule.
+    pub write_ns: u32,
+    /// A write whose data is asked for by one R2T.
+    pub r2t_write_ns: u32,
 }
 
 /// What `record -- CMD` ran.

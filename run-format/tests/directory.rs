@@ -26,6 +26,7 @@ fn manifest(side: Side) -> Manifest {
         clocks: Vec::new(),
         counters: Counters::default(),
         workload: None,
+        price: None,
         events: Vec::new(),
         labels: Default::default(),
     }

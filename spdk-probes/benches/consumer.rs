@@ -36,6 +36,7 @@ fn manifest() -> Manifest {
         clocks: vec![clock_pair()],
         counters: Counters::default(),
         workload: None,
+        price: None,
         events: Vec::new(),
         labels: Default::default(),
     }

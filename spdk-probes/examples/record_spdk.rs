@@ -66,6 +66,7 @@ fn record<S: Source>(
         clocks: vec![clock_pair()],
         counters: source.counters()?,
         workload: None,
+        price: None,
         events: Vec::new(),
         labels: Default::default(),
     };
