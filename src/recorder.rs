@@ -56,6 +56,8 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
         detail: "stages".into(),
         one_in: plan.one_in,
         window: Window { start_ns: start, end_ns: start },
+        windows: None,
+        overhead: None,
         clocks: vec![clock_pair()],
         counters: Counters::default(),
         workload: None,

@@ -198,6 +198,8 @@ impl Made<'_> {
             detail: "stages".into(),
             one_in: 1,
             window: Window { start_ns: Nanos(origin), end_ns: Nanos(origin) },
+            windows: None,
+            overhead: None,
             clocks: vec![ClockPair {
                 monotonic_ns: Nanos(origin),
                 realtime_ns: Nanos(1_700_000_000_000_000_000 + self.second * 1_000_000_000),

@@ -35,6 +35,8 @@ fn manifest(side: Side, boot: &str, window: (u64, u64)) -> Manifest {
         detail: "stages".into(),
         one_in: 1,
         window: Window { start_ns: Nanos(window.0), end_ns: Nanos(window.1) },
+        windows: None,
+        overhead: None,
         clocks: vec![ClockPair { monotonic_ns: Nanos(window.1), realtime_ns: Nanos(window.0) }],
         counters: Counters::default(),
         workload: None,

@@ -479,6 +479,8 @@ fn manifest(side: Side, view: &View, window: Window, recorded: u64) -> Manifest 
         detail: "stages".into(),
         one_in: view.one_in,
         window,
+        windows: None,
+        overhead: None,
         // The wall clocks are hours apart: nothing may rest on them.
         clocks: vec![ClockPair {
             monotonic_ns: window.start_ns,

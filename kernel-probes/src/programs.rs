@@ -13,7 +13,9 @@ use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, OpenObject, PrintCallback, PrintLevel, RingBuffer, RingBufferBuilder,
 };
 use run_format::bpf::{raw, sampling_limit};
-use run_format::{Counters, Event, Hook, Kind, Lost, Side, Sink, Software, Source, monotonic_now};
+use run_format::{
+    Counters, Event, Hook, Kind, Lost, Release, Side, Sink, Software, Source, monotonic_now, urgently,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
@@ -58,7 +60,22 @@ pub struct Probes<O: Object> {
     /// Messages other than commands that are known to be lost.
     lost_messages: u64,
     stopped: bool,
+    /// Links that were taken away and are not gone yet.
+    release: Release,
+    /// Whether the programs were taken away before the end.
+    windowed: bool,
+    /// Commands that were under way when the programs were taken away.
+    cut: u64,
 }
+
+/// Most links that may still be on their way out when new ones are made: some windows' worth.
+const MOST_WAITING: usize = 128;
+
+/// How long the end of a recording waits for the kernel to let the last links go. It lets them go all the same.
+const LAST_LINKS: Duration = Duration::from_secs(60);
+
+/// Maps that hold what belongs to commands under way, besides the commands.
+const OTHERS: &[&str] = &["bios", "losses"];
 
 /// One side's object of BPF programs, loaded: what the loader can not know of both.
 pub trait Object: Skel<'static> {
@@ -144,7 +161,11 @@ pub(crate) use object;
 
 /// The loaded object and its links. The order of the fields is that of their end: links first.
 struct Programs<O> {
+    /// Of the programs on a command's way.
     links: Vec<Link>,
+    /// Of those that see queues come and go. They stay between windows: they cost nothing while nothing happens, and
+    /// what a queue is must not be missed.
+    lasting: Vec<Link>,
     object: O,
     ring: MapHandle,
     commands: MapHandle,
@@ -159,6 +180,13 @@ impl<O> std::fmt::Debug for Programs<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Programs").field("links", &self.links.len()).finish_non_exhaustive()
     }
+}
+
+/// Whether programs stay between windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lasting {
+    Yes,
+    No,
 }
 
 /// Why a set of programs did not come up.
@@ -201,7 +229,7 @@ impl<O: Object> Probes<O> {
         }
     }
 
-    fn start(mut programs: Programs<O>, survey: Survey, facts: &Facts) -> Result<Probes<O>, Error> {
+    fn start(programs: Programs<O>, survey: Survey, facts: &Facts) -> Result<Probes<O>, Error> {
         let inbox = Arc::new(Mutex::new(Vec::new()));
         let filled = Arc::clone(&inbox);
         let mut builder = RingBufferBuilder::new();
@@ -215,11 +243,7 @@ impl<O: Object> Probes<O> {
             })
             .map_err(read)?;
         let ring = builder.build().map_err(read)?;
-        if let Some(shared) = programs.object.shared() {
-            *shared.recording_since = monotonic_now().0;
-            *shared.recording = 1;
-        }
-        Ok(Probes {
+        let mut probes = Probes {
             software: software(facts),
             survey,
             programs,
@@ -231,13 +255,49 @@ impl<O: Object> Probes<O> {
             nameless: 0,
             lost_messages: 0,
             stopped: false,
-        })
+            release: Release::default(),
+            windowed: false,
+            cut: 0,
+        };
+        probes.record(true);
+        Ok(probes)
     }
 
     /// What was chosen for each boundary, and why.
     #[must_use]
     pub fn survey(&self) -> &Survey {
         &self.survey
+    }
+
+    /// Takes the programs on a command's way away; the kernel lets go of their links aside.
+    fn take_away(&mut self) {
+        let links = std::mem::take(&mut self.programs.links);
+        urgently(|| links.into_iter().rev().for_each(|link| self.release.drop_aside(link)));
+    }
+
+    /// Whether new commands are taken.
+    fn record(&mut self, recording: bool) {
+        if let Some(shared) = self.programs.object.shared() {
+            if recording {
+                *shared.recording_since = monotonic_now().0;
+            }
+            *shared.recording = u32::from(recording);
+        }
+    }
+
+    /// Empties the maps of what was under way when the programs were taken away.
+    fn forget(&mut self) {
+        for key in self.programs.commands.keys() {
+            self.cut += u64::from(self.programs.commands.delete(&key).is_ok());
+        }
+        for map in self.programs.object.object().maps() {
+            if map.name().to_str().is_some_and(|name| OTHERS.contains(&name)) {
+                for key in map.keys() {
+                    // What is gone already need not be taken away.
+                    let _ = map.delete(&key);
+                }
+            }
+        }
     }
 
     /// Takes what is in the ring now; returns the number of commands.
@@ -347,16 +407,50 @@ impl<O: Object> Source for Probes<O> {
         }
     }
 
+    fn has_windows(&self) -> bool {
+        true
+    }
+
+    fn disarm(&mut self, sink: &mut dyn Sink) -> Result<(), Error> {
+        if !self.programs.links.is_empty() {
+            self.windowed = true;
+            self.record(false);
+            self.take_away();
+        }
+        self.take(sink).map(drop)
+    }
+
+    fn arm(&mut self) -> Result<bool, Error> {
+        if !self.programs.links.is_empty() {
+            return Ok(true);
+        }
+        if self.release.waiting() > MOST_WAITING {
+            return Ok(false);
+        }
+        self.forget();
+        urgently(|| self.programs.attach(Lasting::No)).map_err(|refused| match refused {
+            Refused::Program(name, why) => {
+                Error::Load { doing: "attaching them again", why: format!("{name}: {why}") }
+            }
+            Refused::All(error) => error,
+        })?;
+        self.record(true);
+        Ok(true)
+    }
+
     fn stop(&mut self, sink: &mut dyn Sink) -> Result<(), Error> {
         if !self.stopped {
             self.stopped = true;
             // No command begins to be seen from here on; those in flight may still end.
-            if let Some(shared) = self.programs.object.shared() {
-                *shared.recording = 0;
+            self.record(false);
+            settle();
+            self.take_away();
+            self.programs.lasting.drain(..).for_each(|link| self.release.drop_aside(link));
+            let _ = self.release.wait(LAST_LINKS);
+            settle();
+            if self.windowed {
+                self.forget();
             }
-            settle();
-            self.programs.links.clear();
-            settle();
         }
         self.take(sink)?;
         // Where a program could not run, a command lacks that boundary.
@@ -389,7 +483,9 @@ impl<O: Object> Source for Probes<O> {
             },
             in_flight: 0,
             no_start: self.counter(raw::FAB_NO_START)?,
+            cut: self.cut,
         };
+        counters.seen = counters.seen.saturating_sub(self.cut);
         counters.in_flight = if self.stopped {
             self.programs.commands.keys().count() as u64
         } else {
@@ -447,6 +543,7 @@ impl<O: Object> Programs<O> {
         let (ring, commands, counters) = (map("ring")?, map("commands")?, map("counters")?);
         let mut programs = Programs {
             links: Vec::new(),
+            lasting: Vec::new(),
             object,
             ring,
             commands,
@@ -454,14 +551,28 @@ impl<O: Object> Programs<O> {
             wanted: plan.programs.clone(),
             identity: plan.identity,
         };
-        for program in programs.object.object_mut().progs_mut() {
-            let Some(name) = plan.programs.iter().find(|name| program.name() == **name) else { continue };
-            match program.attach() {
-                Ok(link) => programs.links.push(link),
-                Err(error) => return Err(Refused::Program(name, format!("the kernel refused it: {error}"))),
+        programs.attach(Lasting::Yes)?;
+        programs.attach(Lasting::No)?;
+        Ok(programs)
+    }
+
+    /// Attaches the programs that stay between windows, or the others.
+    fn attach(&mut self, which: Lasting) -> Result<(), Refused> {
+        let lasting = ladder::lasting(O::SIDE);
+        for program in self.object.object_mut().progs_mut() {
+            let Some(name) = self.wanted.iter().find(|name| program.name() == **name) else { continue };
+            if lasting.contains(name) != (which == Lasting::Yes) {
+                continue;
+            }
+            match (program.attach(), which) {
+                (Ok(link), Lasting::Yes) => self.lasting.push(link),
+                (Ok(link), Lasting::No) => self.links.push(link),
+                (Err(error), _) => {
+                    return Err(Refused::Program(name, format!("the kernel refused it: {error}")));
+                }
             }
         }
-        Ok(programs)
+        Ok(())
     }
 
     /// The hits that the kernel could not run a program for, by program: it does not run one on a CPU on

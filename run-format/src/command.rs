@@ -1,6 +1,6 @@
 //! One command as a run keeps it.
 
-use crate::{Boundary, Cid, Nanos, QueueId};
+use crate::{Boundary, Cid, Nanos, QueueId, Window};
 
 /// One command on one side, from its first boundary to its last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,5 +59,12 @@ impl Command {
     #[must_use]
     pub fn time(&self, boundary: Boundary) -> Option<Nanos> {
         self.times[boundary.slot()]
+    }
+
+    /// From its first time to its last; `None` where it has none.
+    #[must_use]
+    pub fn span(&self) -> Option<Window> {
+        let times = || self.times.iter().flatten().copied();
+        Some(Window { start_ns: times().min()?, end_ns: times().max()? })
     }
 }

@@ -65,6 +65,16 @@ pub enum Error {
         "{0} is cut or no Parquet file: the run was damaged after it was recorded; copy it again from where it was recorded"
     )]
     Damaged(PathBuf),
+    /// The list of a windowed run's slices is damaged.
+    #[error("{path}: line {line}: {reason}: the run was damaged after it was recorded")]
+    Slices {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1; 0 where it is the file as a whole.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A column is not there or has another type.
     #[error("{path}: column {column} {reason}")]
     Column {

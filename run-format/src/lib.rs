@@ -12,9 +12,12 @@ mod error;
 mod ladder;
 mod manifest;
 mod operation;
+mod overhead;
 mod queue;
 mod reader;
+mod release;
 pub mod sampling;
+mod slices;
 mod source;
 mod units;
 mod writer;
@@ -29,8 +32,10 @@ pub use manifest::{
     Window, Workload,
 };
 pub use operation::Operation;
+pub use overhead::{Effect, Overhead};
 pub use queue::{Endpoint, Queue, Transport};
 pub use reader::Run;
+pub use release::{Release, urgently};
 pub use source::{Sink, Source};
 pub use units::{Cid, Nanos, QueueId};
 pub use writer::RunWriter;

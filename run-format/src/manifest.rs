@@ -27,8 +27,16 @@ pub struct Manifest {
     pub detail: String,
     /// One command in this many is kept, chosen by the shared hash.
     pub one_in: u32,
-    /// When hooks were all in place, and when recording ended (last known while open).
+    /// When hooks were all in place, and when recording ended (last known while open). Where [`Manifest::windows`]
+    /// is set, they were in place only within the slices of [`crate::Run::slices`].
     pub window: Window,
+    /// How a run in time windows was armed; `None` where the hooks were in place throughout. Then every command of
+    /// the run lies whole within one of its slices, from its first boundary to its last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub windows: Option<Windows>,
+    /// What recording cost the recorded, measured by `--measure-overhead`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overhead: Option<crate::Overhead>,
     /// Pairs of this machine's clocks, at least one at start and one at end.
     pub clocks: Vec<ClockPair>,
     /// What was seen, recorded and lost.
@@ -136,6 +144,22 @@ pub struct Window {
     pub end_ns: Nanos,
 }
 
+/// How a run in time windows was armed. Windows begin at the multiples of `every_ns` of `CLOCK_REALTIME`, so that two
+/// recorders whose wall clocks agree are in step with no contact.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Windows {
+    /// How long each was to be.
+    pub length_ns: u64,
+    /// From the beginning of one to that of the next.
+    pub every_ns: u64,
+    /// How many there were so far.
+    pub slices: u64,
+    /// How long they were together.
+    pub armed_ns: u64,
+    /// Windows that were left out, because the probes were not in place in time.
+    pub skipped: u64,
+}
+
 /// The same instant on two clocks of one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClockPair {
@@ -161,6 +185,10 @@ pub struct Counters {
     pub in_flight: u64,
     /// Completions of commands that had begun before recording did: not among the seen.
     pub no_start: u64,
+    /// Commands of a run in time windows that were not whole within one slice, as far as they were met: not among
+    /// the seen.
+    #[serde(default)]
+    pub cut: u64,
 }
 
 /// Commands that were seen and lost, by reason.

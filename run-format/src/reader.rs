@@ -2,7 +2,7 @@
 
 use crate::batch::queues_from_frame;
 use crate::writer::parquet;
-use crate::{Error, Manifest, Queue, QueueId, columns};
+use crate::{Error, Manifest, Queue, QueueId, Window, columns, slices};
 use polars::prelude::{DataFrame, IntoLazy, LazyFrame, NULL, ScanArgsParquet, lit};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -110,6 +110,15 @@ impl Run {
             }
         }
         Ok(frame)
+    }
+
+    /// From when to when its probes were armed, in order and apart from each other; `None` where they were in place
+    /// throughout. Slices that were cut off with the recording are left out, though their commands may be there.
+    ///
+    /// # Errors
+    /// [`Error::Slices`] where the list is missing or damaged, or what the file system says.
+    pub fn slices(&self) -> Result<Option<Vec<Window>>, Error> {
+        slices::read(&self.directory, &self.manifest)
     }
 
     /// Its queues by number. A run that was cut before the first segment has none.

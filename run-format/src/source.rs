@@ -36,6 +36,29 @@ pub trait Source {
     /// # Errors
     /// When the source can not go on (its process ended, its ring is gone).
     fn poll(&mut self, timeout: Duration, sink: &mut dyn Sink) -> Result<usize, Self::Error>;
+    /// Whether its probes can be taken away and put back while it records.
+    fn has_windows(&self) -> bool {
+        false
+    }
+    /// Takes the probes away until [`Source::arm`], so that what is recorded runs as if there were none, and hands
+    /// over what is in the ring. Commands that are not over are counted as [`Counters::cut`]. Taking probes away goes
+    /// on when this returns, and soon ends. Nothing happens where they are away, or where [`Source::has_windows`] is
+    /// not so.
+    ///
+    /// # Errors
+    /// As [`Source::poll`].
+    fn disarm(&mut self, sink: &mut dyn Sink) -> Result<(), Self::Error> {
+        self.poll(Duration::ZERO, sink).map(drop)
+    }
+    /// Puts the probes back in place; when this returns `true`, all are. Commands that have begun meanwhile may lack
+    /// boundaries: it is for the caller to leave out all that began before. `false`, and nothing is done, while too
+    /// much of what was taken away earlier still waits for the kernel to let it go.
+    ///
+    /// # Errors
+    /// When the kernel refuses a probe that it took before.
+    fn arm(&mut self) -> Result<bool, Self::Error> {
+        Ok(true)
+    }
     /// Stops new commands from being taken, then hands over what is still in the ring.
     ///
     /// # Errors

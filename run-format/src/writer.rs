@@ -6,7 +6,10 @@
 //! written (a full disk) ends the recording with an error and leaves what was written.
 
 use crate::batch::{Batch, queues_to_frame};
-use crate::{Command, Counters, Error, Event, Manifest, Nanos, Queue, QueueId, Sink, State};
+use crate::slices::SliceLog;
+use crate::{
+    Command, Counters, Error, Event, Manifest, Nanos, Queue, QueueId, Sink, State, Window, clock_pair,
+};
 use polars::prelude::{DataFrame, ParquetCompression, ParquetWriter};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,6 +42,7 @@ pub struct RunWriter {
     spare: Vec<Batch>,
     failed: Option<Error>,
     recorded: u64,
+    slices: Option<SliceLog>,
 }
 
 /// What the writing thread is given.
@@ -70,6 +74,8 @@ impl RunWriter {
             let path = directory.join(folder);
             fs::create_dir(&path).map_err(io("create", &path))?;
         }
+        // First, so that no manifest tells of slices that are not there.
+        let slices = manifest.windows.map(|_| SliceLog::create(directory)).transpose()?;
         write_manifest(directory, &manifest)?;
         let (jobs, job) = sync_channel::<Job>(SEGMENTS_WAITING);
         let (finished, done) = sync_channel(SEGMENTS_WAITING * 2);
@@ -100,6 +106,7 @@ impl RunWriter {
             spare: Vec::new(),
             failed: None,
             recorded: 0,
+            slices,
         })
     }
 
@@ -118,6 +125,23 @@ impl RunWriter {
     #[must_use]
     pub fn recorded(&self) -> u64 {
         self.recorded
+    }
+
+    /// A slice of a windowed run is over: it is written at once, and counted in the manifest.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn slice(&mut self, slice: Window) -> Result<(), Error> {
+        let (Some(log), Some(windows)) = (&mut self.slices, &mut self.manifest.windows) else {
+            return Ok(());
+        };
+        if slice.start_ns >= slice.end_ns {
+            return Ok(());
+        }
+        log.append(slice, clock_pair())?;
+        windows.slices += 1;
+        windows.armed_ns += slice.end_ns.0 - slice.start_ns.0;
+        Ok(())
     }
 
     /// Writes a segment if it is time; to be called several times a second.

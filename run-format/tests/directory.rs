@@ -23,6 +23,8 @@ fn manifest(side: Side) -> Manifest {
         detail: "stages".into(),
         one_in: 1,
         window: Window::default(),
+        windows: None,
+        overhead: None,
         clocks: Vec::new(),
         counters: Counters::default(),
         workload: None,

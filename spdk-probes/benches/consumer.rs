@@ -33,6 +33,8 @@ fn manifest() -> Manifest {
         detail: "stages".to_owned(),
         one_in: 1,
         window: Window { start_ns: now, end_ns: now },
+        windows: None,
+        overhead: None,
         clocks: vec![clock_pair()],
         counters: Counters::default(),
         workload: None,

@@ -63,6 +63,8 @@ fn record<S: Source>(
         detail: format!("{:?}", options.detail).to_lowercase(),
         one_in: options.one_in,
         window: Window { start_ns: start, end_ns: start },
+        windows: None,
+        overhead: None,
         clocks: vec![clock_pair()],
         counters: source.counters()?,
         workload: None,

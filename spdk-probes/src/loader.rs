@@ -668,6 +668,7 @@ impl Recorder {
             lost,
             in_flight,
             no_start: self.counter(raw::FAB_NO_START)?,
+            cut: 0,
         })
     }
 

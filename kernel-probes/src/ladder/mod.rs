@@ -201,6 +201,26 @@ pub(crate) fn programs(side: Side) -> impl Iterator<Item = &'static Program> {
     of(side).iter().flat_map(|ladder| ladder.rungs).flat_map(|rung| rung.programs.iter().chain(rung.also))
 }
 
+/// The programs of which none is on a command's way: they see queues, controllers and namespaces come, change and go.
+pub(crate) fn lasting(side: Side) -> BTreeSet<&'static str> {
+    let (rare, often): (Vec<&Ladder>, Vec<&Ladder>) = of(side).iter().partition(|ladder| {
+        matches!(
+            ladder.point,
+            Point::Connect
+                | Point::State
+                | Point::Timeout
+                | Point::Disconnect
+                | Point::Fatal
+                | Point::Namespaces
+        )
+    });
+    let names = |ladders: &[&Ladder]| -> BTreeSet<&'static str> {
+        let rungs = ladders.iter().flat_map(|ladder| ladder.rungs);
+        rungs.flat_map(|rung| rung.programs.iter().chain(rung.also)).map(|program| program.name).collect()
+    };
+    &names(&rare) - &names(&often)
+}
+
 /// Every tracepoint and function that a side's ladders name.
 pub(crate) fn names(side: Side) -> BTreeSet<&'static str> {
     programs(side).map(|program| program.attach.name()).collect()
@@ -230,6 +250,17 @@ mod tests {
                 assert!(taken.len() == 1 || !taken.contains(&None), "{boundary}: {taken:?}");
             }
         }
+    }
+
+    #[test]
+    fn what_lasts_is_on_no_command_s_way() {
+        let host = lasting(Side::Host);
+        assert!(host.contains("connect_fentry") && host.contains("state_fexit"), "{host:?}");
+        for name in ["setup_tp", "bio_queue_tp", "end_tp", "queue_rq_fentry", "requeue_tp"] {
+            assert!(!host.contains(name), "{name}");
+        }
+        let target = lasting(Side::Target);
+        assert!(!target.is_empty() && !target.iter().any(|name| name.starts_with("req_")), "{target:?}");
     }
 
     #[test]

@@ -343,6 +343,7 @@ impl Source for TraceTarget {
                 lost,
                 in_flight,
                 no_start: tally.no_start,
+                cut: 0,
             }
         }))
     }
