@@ -10,8 +10,8 @@
  * values and leaves out what is behind a false one, so that types of a module that is not there do no harm.
  *
  * Each boundary has several programs; the loader turns on the one that this kernel can attach. A program
- * that is attached with fentry and its twin for kprobe share one body, so the bodies read the kernel's
- * memory with bpf_core_read, which both may do.
+ * that is attached with fentry and its twin for kprobe share one body, which is told what it may load
+ * (`direct`, READ).
  */
 #include "kernel.bpf.h"
 
@@ -42,38 +42,8 @@ struct in_flight {
 	bool plain; /* nothing encrypts below: stream positions are those of the wire */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__type(key, __u64); /* struct request * */
-	__type(value, struct in_flight);
-} commands SEC(".maps");
-
-/* When a bio entered the block layer. Most are taken out again when their command is set up; those that are
- * merged into another's request never are, so the oldest go by themselves. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
-	__type(key, __u64); /* struct bio * */
-	__type(value, __u64);
-} bios SEC(".maps");
-
-/* What the running task is doing. The driver's functions nest, so a task is in one of each at a time; a CPU
- * is not, since the driver's worker may be preempted. */
-struct doing {
-	__u64 driver_request; /* struct request * that was handed to the driver last */
-	__u64 driver_at;
-	__u64 receiving; /* struct nvme_tcp_queue * */
-	__u64 receiving_at;
-	__u64 sending; /* struct nvme_tcp_queue * */
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct doing);
-} tasks SEC(".maps");
+/* By struct request *. */
+#include "in_flight.bpf.h"
 
 struct queue_name {
 	__u64 ctrl; /* struct nvme_ctrl * */
@@ -93,18 +63,6 @@ struct {
 	__type(key, struct queue_name);
 	__type(value, struct queue);
 } queues SEC(".maps");
-
-static __always_inline struct in_flight *find(struct request *rq)
-{
-	__u64 key = (__u64)rq;
-
-	return bpf_map_lookup_elem(&commands, &key);
-}
-
-static __always_inline struct doing *doing_now(__u64 flags)
-{
-	return bpf_task_storage_get(&tasks, bpf_get_current_task_btf(), 0, flags);
-}
 
 /* The driver's part of a request lies behind it. */
 static __always_inline void *behind(struct request *rq)
@@ -169,16 +127,13 @@ static __always_inline void tell(__u32 kind, struct nvme_ctrl *ctrl, __u32 qid)
 /* A disk of the multipath head has no hardware queues (mq_ops), so it is known by its name. */
 static __always_inline int on_bio(struct bio *bio, __u64 ops, const char *disk)
 {
-	__u64 key = (__u64)bio, now;
-
 	if (ops && all_known()) {
 		if (transport_of(ops) == NO_TRANSPORT)
 			return 0;
 	} else if (disk[0] != 'n' || disk[1] != 'v' || disk[2] != 'm' || disk[3] != 'e') {
 		return 0;
 	}
-	now = bpf_ktime_get_ns();
-	bpf_map_update_elem(&bios, &key, &now, BPF_ANY);
+	stamp((__u64)bio, bpf_ktime_get_ns());
 	return 0;
 }
 
@@ -218,36 +173,24 @@ int BPF_KPROBE(bio_queue_kprobe, struct bio *bio)
 SEC("tp_btf/block_split")
 int BPF_PROG(bio_split_tp, struct bio *front)
 {
-	__u64 key = (__u64)front->bi_private;
-	__u64 *queued = bpf_map_lookup_elem(&bios, &key);
-	__u64 at;
+	__u64 queued = stamped((__u64)front->bi_private);
 
-	if (!queued)
-		return 0;
-	at = *queued;
-	key = (__u64)front;
-	bpf_map_update_elem(&bios, &key, &at, BPF_ANY);
+	if (queued)
+		stamp((__u64)front, queued);
 	return 0;
 }
 
 /* h_driver: the request is handed to the driver. Called again after the driver was busy: the last counts. */
-static __always_inline int on_driver(const struct blk_mq_queue_data *bd)
+static __always_inline int on_driver(const struct blk_mq_queue_data *bd, const bool direct)
 {
-	struct doing *doing;
-
-	if (!recording)
-		return 0;
-	doing = doing_now(BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (doing) {
-		doing->driver_request = (__u64)BPF_CORE_READ(bd, rq);
-		doing->driver_at = bpf_ktime_get_ns();
-	}
+	if (recording)
+		stamp((__u64)READ(bd, rq), bpf_ktime_get_ns());
 	return 0;
 }
 
-BOTH(queue_rq, nvme_tcp_queue_rq, on_driver(bd), void *hctx, const struct blk_mq_queue_data *bd)
+BOTH(queue_rq, nvme_tcp_queue_rq, on_driver(bd, direct), void *hctx, const struct blk_mq_queue_data *bd)
 
-BOTH(rdma_queue_rq, nvme_rdma_queue_rq, on_driver(bd), void *hctx, const struct blk_mq_queue_data *bd)
+BOTH(rdma_queue_rq, nvme_rdma_queue_rq, on_driver(bd, direct), void *hctx, const struct blk_mq_queue_data *bd)
 
 /* Finds out whether these are the operations of a transport's I/O queues, from one of their commands. */
 static __always_inline int learn(struct request *rq, struct nvme_request *nvme, __u64 ops)
@@ -354,29 +297,108 @@ static __always_inline bool queue_of(struct in_flight *command, struct nvme_ctrl
 	return true;
 }
 
+/* What is taken from a request when its command is set up. */
+struct set_up {
+	struct blk_mq_hw_ctx *hctx;
+	struct nvme_ctrl *ctrl;
+	__u64 bio;
+	__u64 biotail;
+	__u64 started;
+	bool retried;
+};
+
+static __always_inline void read_set_up(struct set_up *to, struct request *rq, const bool direct)
+{
+	void *nvme = behind(rq);
+	struct block driver;
+
+	read_block(&driver, nvme);
+	to->ctrl = MEMBER(&driver, nvme, struct nvme_request, ctrl);
+	to->retried = MEMBER(&driver, nvme, struct nvme_request, retries);
+	if (direct) {
+		to->hctx = rq->mq_hctx;
+		to->bio = (__u64)rq->bio;
+		to->biotail = (__u64)rq->biotail;
+		to->started = rq->start_time_ns;
+	} else {
+		struct block request[2];
+
+		read_block(&request, rq);
+		to->hctx = MEMBER(&request, rq, struct request, mq_hctx);
+		to->bio = (__u64)MEMBER(&request, rq, struct request, bio);
+		to->biotail = (__u64)MEMBER(&request, rq, struct request, biotail);
+		to->started = MEMBER(&request, rq, struct request, start_time_ns);
+	}
+}
+
+/* `earlier` is the same command, set up before. */
+static __always_inline int begin(struct request *rq, const struct sqe *sqe, int transport,
+				 struct in_flight *earlier, const bool direct)
+{
+	__u64 now = bpf_ktime_get_ns(), at;
+	struct blk_mq_hw_ctx *hctx;
+	struct set_up set_up;
+
+	read_set_up(&set_up, rq, direct);
+	hctx = set_up.hctx;
+	{
+		struct in_flight command = {};
+
+		identify(&command.record, sqe);
+		command.transport = transport;
+		if (set_up.retried)
+			command.record.flags |= FAB_FLAG_RETRY;
+		command.driver_queue = (__u64)READ(hctx, driver_data);
+		if (!queue_of(&command, set_up.ctrl, READ(hctx, queue_num) + 1, now)) {
+			count(FAB_LOST_RING);
+			if (earlier)
+				unfollow(rq);
+			return 0;
+		}
+
+		if (earlier) {
+			command.record.ts[FAB_H_QUEUED] = earlier->record.ts[FAB_H_QUEUED];
+		} else {
+			at = set_up.bio ? stamped(set_up.bio) : 0;
+			command.record.ts[FAB_H_QUEUED] = at ? at : set_up.started;
+			if (set_up.bio && set_up.bio != set_up.biotail)
+				command.record.flags |= FAB_FLAG_MERGED;
+		}
+		/* An older stamp is of the request's last use. */
+		at = stamped((__u64)rq);
+		command.record.ts[FAB_H_DRIVER] = at && at >= command.record.ts[FAB_H_QUEUED] ? at : now;
+
+		if (earlier)
+			*earlier = command;
+		else if (!follow(rq, &command))
+			count(FAB_LOST_MAP);
+	}
+	return 0;
+}
+
 /*
  * The command's identity, and where it starts to be seen: not a boundary of its own, and h_driver's second
- * choice. It comes once for each attempt.
+ * choice. It comes once for each attempt. What is not told as `cmd` is found behind the request.
  */
-static __always_inline int on_setup(struct request *rq, struct nvme_command *cmd)
+static __always_inline int on_setup(struct request *rq, struct nvme_command *cmd, const bool direct)
 {
-	struct in_flight command = {}, *earlier;
 	struct nvme_request *nvme = behind(rq);
-	__u64 key = (__u64)rq, now, ops, *queued;
-	struct nvme_ctrl *ctrl;
-	struct doing *doing;
+	struct in_flight *earlier;
 	struct sqe sqe;
 	int transport;
-	__u16 qid;
+	__u64 ops;
 
 	if (!recording)
 		return 0;
-	ops = (__u64)BPF_CORE_READ(rq, q, mq_ops);
+	ops = (__u64)READ2(rq, q, mq_ops);
 	transport = transport_of(ops);
 	if (transport == NO_TRANSPORT)
 		transport = learn(rq, nvme, ops);
+	/* Other drivers' requests have something else behind them. */
 	if (transport == NO_TRANSPORT)
 		return 0;
+	if (!cmd)
+		cmd = BPF_CORE_READ(nvme, cmd);
 	if (bpf_probe_read_kernel(&sqe, sizeof(sqe), cmd)) {
 		count(FAB_SEEN);
 		count(FAB_LOST_READ);
@@ -385,70 +407,26 @@ static __always_inline int on_setup(struct request *rq, struct nvme_command *cmd
 	if (sqe.opcode == FABRICS_COMMAND)
 		return 0;
 
-	earlier = bpf_map_lookup_elem(&commands, &key);
-	if (earlier && (!earlier->record.ts[FAB_H_SENT] || transport == KERNEL_RDMA) &&
-	    !earlier->record.ts[FAB_H_DONE] && earlier->record.cid == sqe.cid) {
-		/* The driver was busy and gave it back: the same command is set up once more. NVMe/RDMA may
-		 * find only at the queue pair that there is no room. */
-		command.record.ts[FAB_H_QUEUED] = earlier->record.ts[FAB_H_QUEUED];
-	} else {
-		if (earlier) {
-			/* Its end was not seen. */
-			if (earlier->record.ts[FAB_H_DONE])
-				send_record(&earlier->record);
-			else
-				count(FAB_LOST_UNFINISHED);
-			bpf_map_delete_elem(&commands, &key);
-			earlier = 0;
-		}
-		count(FAB_SEEN);
+	earlier = find(rq);
+	/* The driver may be busy and give a command back: it is set up once more. NVMe/RDMA may find only at the
+	 * queue pair that there is no room. */
+	if (earlier && ((earlier->record.ts[FAB_H_SENT] && transport != KERNEL_RDMA) ||
+			earlier->record.ts[FAB_H_DONE] || earlier->record.cid != sqe.cid)) {
+		/* This is another one; the end of that one was not seen. */
+		if (earlier->record.ts[FAB_H_DONE])
+			send_record(&earlier->record);
+		else
+			count(FAB_LOST_UNFINISHED);
+		unfollow(rq);
+		earlier = 0;
 	}
 	if (!is_sampled(&sqe)) {
 		count(FAB_UNSAMPLED);
 		return 0;
 	}
-
-	now = bpf_ktime_get_ns();
-	identify(&command.record, &sqe);
-	command.transport = transport;
-	command.driver_queue = (__u64)BPF_CORE_READ(rq, mq_hctx, driver_data);
-	if (BPF_CORE_READ(nvme, retries))
-		command.record.flags |= FAB_FLAG_RETRY;
-
-	ctrl = BPF_CORE_READ(nvme, ctrl);
-	qid = BPF_CORE_READ(rq, mq_hctx, queue_num) + 1;
-	if (!queue_of(&command, ctrl, qid, now)) {
-		count(FAB_LOST_RING);
-		if (earlier)
-			bpf_map_delete_elem(&commands, &key);
-		return 0;
-	}
-
-	doing = doing_now(0);
-	if (doing && doing->driver_request == key) {
-		command.record.ts[FAB_H_DRIVER] = doing->driver_at;
-		doing->driver_request = 0;
-	} else {
-		command.record.ts[FAB_H_DRIVER] = now;
-	}
-
-	if (!earlier) {
-		__u64 bio = (__u64)BPF_CORE_READ(rq, bio);
-
-		queued = bio ? bpf_map_lookup_elem(&bios, &bio) : 0;
-		if (queued) {
-			command.record.ts[FAB_H_QUEUED] = *queued;
-			bpf_map_delete_elem(&bios, &bio);
-		} else {
-			command.record.ts[FAB_H_QUEUED] = BPF_CORE_READ(rq, start_time_ns);
-		}
-		if (bio && bio != (__u64)BPF_CORE_READ(rq, biotail))
-			command.record.flags |= FAB_FLAG_MERGED;
-	}
-
-	if (bpf_map_update_elem(&commands, &key, &command, BPF_ANY))
-		count(FAB_LOST_MAP);
-	return 0;
+	if (!earlier)
+		count(FAB_SEEN);
+	return begin(rq, &sqe, transport, earlier, direct);
 }
 
 /* First choice. The arguments of a module's tracepoint may be null as far as the verifier knows (6.12). */
@@ -457,23 +435,21 @@ int BPF_PROG(setup_tp, struct request *rq, struct nvme_command *cmd)
 {
 	if (!rq || !cmd)
 		return 0;
-	return on_setup(rq, cmd);
+	return on_setup(rq, cmd, true);
 }
 
 /* Where the module's type information does not tell of the tracepoint. */
 SEC("raw_tp/nvme_setup_cmd")
 int BPF_PROG(setup_raw, struct request *rq, struct nvme_command *cmd)
 {
-	return on_setup(rq, cmd);
+	return on_setup(rq, cmd, false);
 }
 
 /* Where there is no tracepoint: the end of the function that it would be in. */
 SEC("fexit/nvme_setup_cmd")
 int BPF_PROG(setup_fexit, void *ns, struct request *rq, __u8 status)
 {
-	struct nvme_request *nvme = behind(rq);
-
-	return status ? 0 : on_setup(rq, BPF_CORE_READ(nvme, cmd));
+	return status ? 0 : on_setup(rq, 0, true);
 }
 
 /*
@@ -483,16 +459,11 @@ int BPF_PROG(setup_fexit, void *ns, struct request *rq, __u8 status)
 SEC("kprobe/blk_mq_start_request")
 int BPF_KPROBE(setup_kprobe, struct request *rq)
 {
-	struct nvme_request *nvme = behind(rq);
-
-	/* Other drivers' requests have something else behind them. */
-	if (all_known() && transport_of((__u64)BPF_CORE_READ(rq, q, mq_ops)) == NO_TRANSPORT)
-		return 0;
-	return on_setup(rq, BPF_CORE_READ(nvme, cmd));
+	return on_setup(rq, 0, false);
 }
 
 /* The capsule's first byte is about to go to the socket. */
-static __always_inline void sent(struct in_flight *command, struct socket *sock)
+static __always_inline void sent(struct in_flight *command, struct socket *sock, const bool direct)
 {
 	struct tcp_sock *tcp;
 
@@ -502,7 +473,7 @@ static __always_inline void sent(struct in_flight *command, struct socket *sock)
 	if (!command->plain)
 		return;
 	/* Only this task sends on the queue (it holds the send mutex), so the socket needs no lock. */
-	tcp = (void *)BPF_CORE_READ(sock, sk);
+	tcp = (void *)READ(sock, sk);
 	command->record.stream_position = BPF_CORE_READ(tcp, write_seq);
 }
 
@@ -522,83 +493,67 @@ static __always_inline void data_sent(struct in_flight *command)
 }
 
 /* h_sent, first choice: the function that sends a command PDU, before it sent any of it. */
-static __always_inline int on_send_command(struct nvme_tcp_request *req)
+static __always_inline int on_send_command(struct nvme_tcp_request *req, const bool direct)
 {
 	struct in_flight *command = find(before(req));
 
-	if (command && !BPF_CORE_READ(req, offset))
-		sent(command, BPF_CORE_READ(req, queue, sock));
+	if (command && !READ(req, offset))
+		sent(command, READ2(req, queue, sock), direct);
 	return 0;
 }
 
-BOTH(send_command, nvme_tcp_try_send_cmd_pdu, on_send_command(req), struct nvme_tcp_request *req)
+BOTH(send_command, nvme_tcp_try_send_cmd_pdu, on_send_command(req, direct), struct nvme_tcp_request *req)
 
 /* h_data_sent, first choice: the function that sends an H2CData header, before it sent any of it. */
-static __always_inline int on_send_data(struct nvme_tcp_request *req)
+static __always_inline int on_send_data(struct nvme_tcp_request *req, const bool direct)
 {
 	struct in_flight *command = find(before(req));
 
-	if (command && !BPF_CORE_READ(req, offset))
+	if (command && !READ(req, offset))
 		data_sent(command);
 	return 0;
 }
 
-BOTH(send_data, nvme_tcp_try_send_data_pdu, on_send_data(req), struct nvme_tcp_request *req)
+BOTH(send_data, nvme_tcp_try_send_data_pdu, on_send_data(req, direct), struct nvme_tcp_request *req)
 
 /*
- * h_sent and h_data_sent where the compiler inlined those functions: the page that goes to the socket from
- * inside nvme_tcp_try_send. The queue that the task is sending on names the request. A queue that a task
- * left behind does no harm, since its socket is another one.
+ * h_sent and h_data_sent where the compiler inlined those functions: the page that goes to a socket. The socket
+ * leads to the driver's queue, and that to the request being sent.
  */
-static __always_inline int on_try_send(struct nvme_tcp_queue *queue)
+static __always_inline int on_sendpage(struct socket *sock, const bool direct)
 {
-	struct doing *doing = doing_now(BPF_LOCAL_STORAGE_GET_F_CREATE);
-
-	if (doing)
-		doing->sending = (__u64)queue;
-	return 0;
-}
-
-static __always_inline int on_sendpage(struct socket *sock)
-{
-	struct doing *doing = doing_now(0);
-	struct nvme_tcp_queue *queue;
+	struct nvme_tcp_queue *queue = queue_of_socket(sock, direct);
+	enum nvme_tcp_send_state state;
 	struct nvme_tcp_request *req;
 	struct in_flight *command;
-	enum nvme_tcp_send_state state;
 
-	if (!doing || !doing->sending)
-		return 0;
-	queue = (void *)doing->sending;
-	if (BPF_CORE_READ(queue, sock) != sock)
+	/* Others send pages, too: then this is a queue of their own, or none. */
+	if (!queue || BPF_CORE_READ(queue, sock) != sock)
 		return 0;
 	req = BPF_CORE_READ(queue, request);
-	if (!req || BPF_CORE_READ(req, offset))
-		return 0;
-	command = find(before(req));
-	if (!command)
+	command = req ? find(before(req)) : 0;
+	if (!command || BPF_CORE_READ(req, offset))
 		return 0;
 	state = BPF_CORE_READ(req, state);
 	if (state == bpf_core_enum_value(enum nvme_tcp_send_state, NVME_TCP_SEND_CMD_PDU))
-		sent(command, sock);
+		sent(command, sock, direct);
 	else if (state == bpf_core_enum_value(enum nvme_tcp_send_state, NVME_TCP_SEND_H2C_PDU))
 		data_sent(command);
 	return 0;
 }
 
-BOTH(try_send, nvme_tcp_try_send, on_try_send(queue), struct nvme_tcp_queue *queue)
-BOTH(sendpage, kernel_sendpage, on_sendpage(sock), struct socket *sock)
+BOTH(sendpage, kernel_sendpage, on_sendpage(sock, direct), struct socket *sock)
 
 /*
  * h_r2t: the driver has parsed an R2T and makes its H2CData PDU. It comes again for each further PDU of the
  * same R2T, then with the length of the one before.
  */
-static __always_inline int on_r2t(struct nvme_tcp_request *req)
+static __always_inline int on_r2t(struct nvme_tcp_request *req, const bool direct)
 {
 	struct in_flight *command = find(before(req));
 	__u64 now;
 
-	if (!command || BPF_CORE_READ(req, pdu_len))
+	if (!command || READ(req, pdu_len))
 		return 0;
 	now = bpf_ktime_get_ns();
 	command->r2t_since = now;
@@ -609,7 +564,7 @@ static __always_inline int on_r2t(struct nvme_tcp_request *req)
 	return 0;
 }
 
-BOTH(r2t, nvme_tcp_setup_h2c_data_pdu, on_r2t(req), struct nvme_tcp_request *req)
+BOTH(r2t, nvme_tcp_setup_h2c_data_pdu, on_r2t(req, direct), struct nvme_tcp_request *req)
 
 /*
  * h_sent of NVMe/RDMA: the capsule is about to be posted, in one chain with the registration of its memory
@@ -628,21 +583,16 @@ static __always_inline int on_post_send(struct nvme_rdma_qe *qe)
 BOTH(post_send, nvme_rdma_post_send, on_post_send(qe), void *queue, struct nvme_rdma_qe *qe)
 
 /*
- * h_recv of NVMe/TCP: the driver takes bytes from the socket. What is in them is parsed in functions that the compiler
- * inlines, so the time stays with the task until a command is completed from them.
+ * h_recv of NVMe/TCP: the driver takes bytes from a queue's socket, one task at a time. What is in them is parsed in
+ * functions that the compiler inlines, so the time stays with the queue until a command is completed from them.
  */
-static __always_inline int on_receive(read_descriptor_t *desc)
+static __always_inline int on_receive(read_descriptor_t *desc, const bool direct)
 {
-	struct doing *doing = doing_now(BPF_LOCAL_STORAGE_GET_F_CREATE);
-
-	if (doing) {
-		doing->receiving = (__u64)BPF_CORE_READ(desc, arg.data);
-		doing->receiving_at = bpf_ktime_get_ns();
-	}
+	stamp((__u64)READ(desc, arg.data), bpf_ktime_get_ns());
 	return 0;
 }
 
-BOTH(receive, nvme_tcp_recv_skb, on_receive(desc), read_descriptor_t *desc)
+BOTH(receive, nvme_tcp_recv_skb, on_receive(desc, direct), read_descriptor_t *desc)
 
 /* A completion queue entry, as the NVMe base specification lays it out (figure 96). */
 struct cqe {
@@ -663,7 +613,7 @@ struct cqe {
  * tag; so does this. The command may end here or later, when its send or the invalidation of its memory is
  * completed too, but the entry comes once.
  */
-static __always_inline int on_receive_entry(struct ib_wc *wc)
+static __always_inline int on_receive_entry(struct ib_wc *wc, const bool direct)
 {
 	struct request **requests, *rq = 0;
 	struct blk_mq_tags **tags, *own = 0;
@@ -673,10 +623,10 @@ static __always_inline int on_receive_entry(struct ib_wc *wc)
 	struct nvme_rdma_qe *qe;
 	struct cqe cqe;
 
-	if (BPF_CORE_READ(wc, status) != IB_WC_SUCCESS)
+	if (READ(wc, status) != IB_WC_SUCCESS)
 		return 0;
-	queue = BPF_CORE_READ(wc, qp, qp_context);
-	qe = (void *)BPF_CORE_READ(wc, wr_cqe) - bpf_core_field_offset(struct nvme_rdma_qe, cqe);
+	queue = READ2(wc, qp, qp_context);
+	qe = (void *)READ(wc, wr_cqe) - bpf_core_field_offset(struct nvme_rdma_qe, cqe);
 	if (bpf_probe_read_kernel(&cqe, sizeof(cqe), BPF_CORE_READ(qe, data)))
 		return 0;
 	first = BPF_CORE_READ(queue, ctrl, queues);
@@ -695,7 +645,7 @@ static __always_inline int on_receive_entry(struct ib_wc *wc)
 	return 0;
 }
 
-BOTH(recv_done, nvme_rdma_recv_done, on_receive_entry(wc), void *cq, struct ib_wc *wc)
+BOTH(recv_done, nvme_rdma_recv_done, on_receive_entry(wc, direct), void *cq, struct ib_wc *wc)
 
 /* Status codes that only a host makes: path-related 70h and 71h, "host pathing error" and "aborted by
  * host" (NVMe base specification, 4.2.3.4). */
@@ -710,20 +660,16 @@ BOTH(recv_done, nvme_rdma_recv_done, on_receive_entry(wc), void *cq, struct ib_w
 #define SGL_KEYED 4
 
 /* The length of a command's data. NVMe/RDMA leaves a command as it was sent until its request is used again;
- * NVMe/TCP does not. */
-static __always_inline __u32 data_length(struct in_flight *command, struct request *rq)
+ * NVMe/TCP does not. `driver` is what lies behind the request. */
+static __always_inline __u32 data_length(struct in_flight *command, void *behind, struct block *driver)
 {
-	if (record_tcp && command->transport == KERNEL_TCP) {
-		struct nvme_tcp_request *req = behind(rq);
-
-		return BPF_CORE_READ(req, data_len);
-	}
+	if (record_tcp && command->transport == KERNEL_TCP)
+		return MEMBER(driver, behind, struct nvme_tcp_request, data_len);
 	if (record_rdma && command->transport == KERNEL_RDMA) {
-		struct nvme_request *nvme = behind(rq);
 		struct sqe sqe;
 		__u32 length;
 
-		if (bpf_probe_read_kernel(&sqe, sizeof(sqe), BPF_CORE_READ(nvme, cmd)))
+		if (bpf_probe_read_kernel(&sqe, sizeof(sqe), MEMBER(driver, behind, struct nvme_request, cmd)))
 			return 0;
 		length = (__u32)sqe.data[1];
 		return sqe.data[1] >> 60 == SGL_KEYED ? length & 0xffffff : length;
@@ -731,42 +677,52 @@ static __always_inline __u32 data_length(struct in_flight *command, struct reque
 	return 0;
 }
 
-/* What a command came to. */
-static __always_inline void conclude(struct in_flight *command, struct request *rq)
+/* What a command came to; returns the low bits of the request's generation. */
+static __always_inline __u8 conclude(struct in_flight *command, struct request *rq)
 {
-	struct nvme_request *nvme = behind(rq);
+	void *nvme = behind(rq);
+	struct block driver;
 
-	command->record.bytes = data_length(command, rq);
-	command->record.status = BPF_CORE_READ(nvme, status) & STATUS_BITS;
-	if ((BPF_CORE_READ(nvme, flags) & NVME_REQ_CANCELLED) || command->record.status == HOST_PATHING_ERROR ||
-	    command->record.status == HOST_ABORTED)
+	if (read_block(&driver, nvme))
+		return 0;
+	command->record.bytes = data_length(command, nvme, &driver);
+	command->record.status = MEMBER(&driver, nvme, struct nvme_request, status) & STATUS_BITS;
+	if ((MEMBER(&driver, nvme, struct nvme_request, flags) & NVME_REQ_CANCELLED) ||
+	    command->record.status == HOST_PATHING_ERROR || command->record.status == HOST_ABORTED)
 		command->record.flags |= FAB_FLAG_CANCELED;
+	return MEMBER(&driver, nvme, struct nvme_request, genctr) & GENERATIONS;
 }
 
 /* h_done: the driver completes the command, for whatever reason. */
 static __always_inline int on_done(struct request *rq)
 {
 	struct in_flight *command = find(rq);
-	struct doing *doing;
+	__u64 at;
 
 	if (!command || command->record.ts[FAB_H_DONE])
 		return 0;
 	command->record.ts[FAB_H_DONE] = bpf_ktime_get_ns();
 	conclude(command, rq);
-	if (command->record.flags & FAB_FLAG_CANCELED)
-		return 0;
 	/* NVMe/RDMA's entry has named its command. */
-	if (command->transport != KERNEL_TCP)
+	if ((command->record.flags & FAB_FLAG_CANCELED) || command->transport != KERNEL_TCP)
 		return 0;
-	doing = doing_now(0);
-	if (doing && doing->receiving == command->driver_queue)
-		command->record.ts[FAB_H_RECV] = doing->receiving_at;
+	/* Bytes from before the command was sent are of another one: what brought this one was not seen. */
+	at = stamped(command->driver_queue);
+	if (at && at >= command->record.ts[FAB_H_SENT] && at >= command->record.ts[FAB_H_DATA_SENT])
+		command->record.ts[FAB_H_RECV] = at;
 	return 0;
 }
 
 /* First choice: still in the function that took the bytes from the socket. Other drivers' requests come here
  * too; they are not in the map. */
 BOTH(done, blk_mq_complete_request_remote, on_done(rq), struct request *rq)
+
+/* Where the kernel can be preempted: see end_again_tp. */
+SEC("fentry/blk_mq_complete_request_remote")
+int BPF_PROG(done_again_fentry, struct request *rq)
+{
+	return on_done(rq);
+}
 
 /* Later by one interrupt or soft interrupt where the command completes on another CPU. */
 SEC("tp_btf/nvme_complete_rq")
@@ -776,35 +732,25 @@ int BPF_PROG(done_tp, struct request *rq)
 }
 
 /* A command ended that is not in the map: it may have begun before recording did. */
-static __always_inline void not_known(struct request *rq)
+static __always_inline int not_known(struct request *rq)
 {
-	__u64 started = BPF_CORE_READ(rq, start_time_ns);
+	__u64 started = rq->start_time_ns;
 
 	if (recording && started && started < recording_since &&
-	    transport_of((__u64)BPF_CORE_READ(rq, q, mq_ops)) != NO_TRANSPORT)
+	    transport_of((__u64)rq->q->mq_ops) != NO_TRANSPORT)
 		count(FAB_NO_START);
+	return 0;
 }
 
 /* h_end: the command is over, and its record goes out. */
-static __always_inline int on_end(struct request *rq)
+static __always_inline int on_end(struct request *rq, struct in_flight *command)
 {
-	struct in_flight *command = find(rq);
-	struct nvme_request *nvme = behind(rq);
-	__u64 key = (__u64)rq;
-
-	if (!command) {
-		not_known(rq);
-		return 0;
-	}
 	command->record.ts[FAB_H_END] = bpf_ktime_get_ns();
-	if (!command->record.ts[FAB_H_DONE]) {
-		/* It never came back, or h_done was missed: then the request's next cid is another one. */
-		conclude(command, rq);
-		if ((BPF_CORE_READ(nvme, genctr) & GENERATIONS) == command->record.cid >> TAG_BITS)
-			command->record.flags |= FAB_FLAG_CANCELED;
-	}
+	/* It never came back, or h_done was missed: then the request's next cid is another one. */
+	if (!command->record.ts[FAB_H_DONE] && conclude(command, rq) == command->record.cid >> TAG_BITS)
+		command->record.flags |= FAB_FLAG_CANCELED;
 	send_record(&command->record);
-	bpf_map_delete_elem(&commands, &key);
+	unfollow(rq);
 	return 0;
 }
 
@@ -812,14 +758,34 @@ static __always_inline int on_end(struct request *rq)
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(end_tp, struct request *rq)
 {
-	return on_end(rq);
+	struct in_flight *command = find(rq);
+
+	return command ? on_end(rq, command) : not_known(rq);
+}
+
+/*
+ * Once more, where the kernel can be preempted. It may stop a task inside end_tp, and skips that program's hits on
+ * its CPU until the task goes on; this one then takes them. As a rule it finds the command gone. A kprobe would not
+ * do: requests are completed in interrupts, too, and one that hits inside another kprobe is skipped.
+ */
+SEC("tp_btf/block_rq_complete")
+int BPF_PROG(end_again_tp, struct request *rq)
+{
+	struct in_flight *command = find(rq);
+
+	return command ? on_end(rq, command) : 0;
 }
 
 /* Without the block layer's event: the NVMe core's, a little earlier. */
 SEC("tp_btf/nvme_complete_rq")
 int BPF_PROG(end_nvme_tp, struct request *rq)
 {
-	return rq ? on_end(rq) : 0;
+	struct in_flight *command;
+
+	if (!rq)
+		return 0;
+	command = find(rq);
+	return command ? on_end(rq, command) : not_known(rq);
 }
 
 /*
@@ -831,15 +797,15 @@ SEC("tp_btf/block_rq_requeue")
 int BPF_PROG(requeue_tp, struct request *rq)
 {
 	struct in_flight *command = find(rq);
-	__u64 key = (__u64)rq, bio;
+	__u64 bio;
 
 	if (!command || !command->record.ts[FAB_H_DONE])
 		return 0;
-	bio = (__u64)BPF_CORE_READ(rq, bio);
+	bio = (__u64)rq->bio;
 	if (bio)
-		bpf_map_update_elem(&bios, &bio, &command->record.ts[FAB_H_QUEUED], BPF_ANY);
+		stamp(bio, command->record.ts[FAB_H_QUEUED]);
 	send_record(&command->record);
-	bpf_map_delete_elem(&commands, &key);
+	unfollow(rq);
 	return 0;
 }
 
@@ -847,7 +813,7 @@ int BPF_PROG(requeue_tp, struct request *rq)
  * Multipath takes the bios away and queues them on another path; the request then ends as if it were good.
  * The bios are as old as they were.
  */
-static __always_inline int on_failover(struct request *rq)
+static __always_inline int on_failover(struct request *rq, const bool direct)
 {
 	struct in_flight *command = find(rq);
 	__u64 bio;
@@ -855,13 +821,13 @@ static __always_inline int on_failover(struct request *rq)
 	if (!command)
 		return 0;
 	command->record.flags |= FAB_FLAG_FAILOVER;
-	bio = (__u64)BPF_CORE_READ(rq, bio);
+	bio = (__u64)READ(rq, bio);
 	if (bio)
-		bpf_map_update_elem(&bios, &bio, &command->record.ts[FAB_H_QUEUED], BPF_ANY);
+		stamp(bio, command->record.ts[FAB_H_QUEUED]);
 	return 0;
 }
 
-BOTH(failover, nvme_failover_req, on_failover(rq), struct request *rq)
+BOTH(failover, nvme_failover_req, on_failover(rq, direct), struct request *rq)
 
 /* A queue is about to be connected, for the first time or again: what was known of it is of another epoch. */
 static __always_inline int on_connect(struct nvme_ctrl *ctrl, __u16 qid)

@@ -30,12 +30,8 @@ struct in_flight {
 	__u64 drive_until; /* when one of them was completed last */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__type(key, __u64); /* struct nvmet_req * */
-	__type(value, struct in_flight);
-} commands SEC(".maps");
+/* By struct nvmet_req *. */
+#include "in_flight.bpf.h"
 
 /* Commands that were counted as lost and still run, so that their ends are not taken for those of commands
  * from before. */
@@ -45,6 +41,9 @@ struct {
 	__type(key, __u64); /* struct nvmet_req * */
 	__type(value, __u8);
 } losses SEC(".maps");
+
+/* Whether there ever was one. */
+__u32 had_losses = 0;
 
 /* One connection of one queue. Its capsules are read by one task at a time, so what was read last stands
  * here. */
@@ -65,19 +64,6 @@ struct {
 	__type(value, struct queue);
 } queues SEC(".maps");
 
-/* The queue that the running task sends on. A CPU would not do, since the driver's worker may be
- * preempted. */
-struct doing {
-	__u64 sending; /* struct nvmet_tcp_queue * */
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct doing);
-} tasks SEC(".maps");
-
 #define container(pointer, type, member) ((type *)((void *)(pointer)-bpf_core_field_offset(type, member)))
 #define member_of(pointer, type, member) ((void *)(pointer) + bpf_core_field_offset(type, member))
 
@@ -87,13 +73,6 @@ struct {
 /* Opcodes of the NVM command set. */
 #define NVME_WRITE 1
 #define NVME_READ 2
-
-static __always_inline struct in_flight *find(struct nvmet_req *req)
-{
-	__u64 key = (__u64)req;
-
-	return bpf_map_lookup_elem(&commands, &key);
-}
 
 static __always_inline struct queue *queue_at(void *sq)
 {
@@ -127,14 +106,12 @@ static __always_inline bool has_drive(__u8 opcode)
 /* The command is over: its record goes out. Its completion stands until its memory is used again. */
 static __always_inline void end(struct in_flight *command, struct nvmet_req *req)
 {
-	__u64 key = (__u64)req;
-
 	command->record.status = (BPF_CORE_READ(req, cqe, status) >> 1) & 0x7ff;
 	command->record.bytes = BPF_CORE_READ(req, transfer_len);
 	if (has_drive(command->record.opcode) && command->drive_since && command->drive_until > command->drive_since)
 		command->record.drive = command->drive_until - command->drive_since;
 	send_record(&command->record);
-	bpf_map_delete_elem(&commands, &key);
+	unfollow(req);
 }
 
 static __always_inline void lose(__u64 key, __u32 counter)
@@ -142,6 +119,7 @@ static __always_inline void lose(__u64 key, __u32 counter)
 	__u8 one = 1;
 
 	count(counter);
+	had_losses = 1;
 	bpf_map_update_elem(&losses, &key, &one, BPF_ANY);
 }
 
@@ -189,34 +167,34 @@ static __always_inline void taken(struct queue *queue)
 	queue->position = FAB_NO_POSITION;
 }
 
-static __always_inline int on_receive_tcp(struct nvmet_tcp_queue *queue)
+static __always_inline int on_receive_tcp(struct nvmet_tcp_queue *queue, const bool direct)
 {
 	struct tcp_sock *tcp;
 	__u32 position;
 
-	if (!recording || BPF_CORE_READ(queue, offset))
+	if (!recording || READ(queue, offset))
 		return 0;
 	/* Only this task reads from the socket, so it needs no lock. */
-	tcp = (void *)BPF_CORE_READ(queue, sock, sk);
+	tcp = (void *)READ2(queue, sock, sk);
 	position = BPF_CORE_READ(tcp, copied_seq);
 	received(member_of(queue, struct nvmet_tcp_queue, nvme_sq), position, BPF_CORE_READ(tcp, rcv_nxt) != position);
 	return 0;
 }
 
-BOTH(receive_tcp, nvmet_tcp_try_recv_pdu, on_receive_tcp(queue), struct nvmet_tcp_queue *queue)
+BOTH(receive_tcp, nvmet_tcp_try_recv_pdu, on_receive_tcp(queue, direct), struct nvmet_tcp_queue *queue)
 
-static __always_inline int on_receive_rdma(struct ib_wc *wc)
+static __always_inline int on_receive_rdma(struct ib_wc *wc, const bool direct)
 {
 	struct nvmet_rdma_queue *queue;
 
 	if (!recording)
 		return 0;
-	queue = (void *)BPF_CORE_READ(wc, qp, qp_context);
+	queue = (void *)READ2(wc, qp, qp_context);
 	received(member_of(queue, struct nvmet_rdma_queue, nvme_sq), FAB_NO_POSITION, true);
 	return 0;
 }
 
-BOTH(receive_rdma, nvmet_rdma_recv_done, on_receive_rdma(wc), void *cq, struct ib_wc *wc)
+BOTH(receive_rdma, nvmet_rdma_recv_done, on_receive_rdma(wc, direct), void *cq, struct ib_wc *wc)
 
 /* Tells the loader of a queue; false when the ring has no room. */
 static __always_inline bool announce(struct queue *queue, struct nvmet_req *req, struct nvmet_sq *sq, bool rdma,
@@ -276,20 +254,19 @@ static __always_inline int on_init(struct nvmet_req *req, struct nvmet_sq *sq, b
 	if (sqe.opcode == FABRICS_COMMAND || !BPF_CORE_READ(sq, ctrl))
 		return 0;
 
-	count(FAB_SEEN);
-	if (!bpf_map_delete_elem(&commands, &key))
+	if (unfollow(req))
 		/* Its memory was used again: its end was not seen. */
 		count(FAB_LOST_UNFINISHED);
-	bpf_map_delete_elem(&losses, &key);
-	queue = queue_at(sq);
+	if (had_losses)
+		bpf_map_delete_elem(&losses, &key);
 	if (!is_sampled(&sqe)) {
-		if (queue)
-			taken(queue);
 		count(FAB_UNSAMPLED);
 		return 0;
 	}
+	count(FAB_SEEN);
 
 	now = bpf_ktime_get_ns();
+	queue = queue_at(sq);
 	if (!queue) {
 		struct queue first = { .position = FAB_NO_POSITION };
 
@@ -314,7 +291,7 @@ static __always_inline int on_init(struct nvmet_req *req, struct nvmet_sq *sq, b
 	if (queue->plain)
 		command.record.stream_position = queue->position;
 	taken(queue);
-	if (bpf_map_update_elem(&commands, &key, &command, BPF_ANY))
+	if (!follow(req, &command))
 		lose(key, FAB_LOST_MAP);
 	return 0;
 }
@@ -375,37 +352,37 @@ static __always_inline void asked(struct in_flight *command)
 }
 
 /* Over TCP: the function that sends an R2T, before it sent any of it. */
-static __always_inline int on_send_r2t(struct nvmet_tcp_cmd *cmd)
+static __always_inline int on_send_r2t(struct nvmet_tcp_cmd *cmd, const bool direct)
 {
 	struct in_flight *command = find(tcp_req(cmd));
 
 	/* The target sends one R2T for all of a command's data, if in pieces. */
-	if (command && !command->record.ts[FAB_T_R2T] && !BPF_CORE_READ(cmd, offset))
+	if (command && !command->record.ts[FAB_T_R2T] && !READ(cmd, offset))
 		asked(command);
 	return 0;
 }
 
-BOTH(send_r2t, nvmet_try_send_r2t, on_send_r2t(cmd), struct nvmet_tcp_cmd *cmd)
+BOTH(send_r2t, nvmet_try_send_r2t, on_send_r2t(cmd, direct), struct nvmet_tcp_cmd *cmd)
 
 /* Over RDMA: the READs are about to be posted. It comes again when the send queue had no room. */
-static __always_inline int on_pull(struct nvmet_rdma_rsp *rsp)
+static __always_inline int on_pull(struct nvmet_rdma_rsp *rsp, const bool direct)
 {
 	struct in_flight *command = find(member_of(rsp, struct nvmet_rdma_rsp, req));
 
 	/* A command's second bit is set when data goes to the target (NVMe base specification, 3.3.3.1.1). */
-	if (command && (command->record.opcode & 1) && BPF_CORE_READ(rsp, n_rdma)) {
+	if (command && (command->record.opcode & 1) && READ(rsp, n_rdma)) {
 		command->record.r2ts = 0;
 		asked(command);
 	}
 	return 0;
 }
 
-BOTH(pull, nvmet_rdma_execute_command, on_pull(rsp), struct nvmet_rdma_rsp *rsp)
+BOTH(pull, nvmet_rdma_execute_command, on_pull(rsp, direct), struct nvmet_rdma_rsp *rsp)
 
 /* t_data over RDMA: the READs are done. */
-static __always_inline int on_pulled(struct ib_wc *wc)
+static __always_inline int on_pulled(struct ib_wc *wc, const bool direct)
 {
-	struct nvmet_rdma_rsp *rsp = container(BPF_CORE_READ(wc, wr_cqe), struct nvmet_rdma_rsp, read_cqe);
+	struct nvmet_rdma_rsp *rsp = container(READ(wc, wr_cqe), struct nvmet_rdma_rsp, read_cqe);
 	struct in_flight *command = find(member_of(rsp, struct nvmet_rdma_rsp, req));
 
 	if (command)
@@ -413,7 +390,7 @@ static __always_inline int on_pulled(struct ib_wc *wc)
 	return 0;
 }
 
-BOTH(pulled, nvmet_rdma_read_data_done, on_pulled(wc), void *cq, struct ib_wc *wc)
+BOTH(pulled, nvmet_rdma_read_data_done, on_pulled(wc, direct), void *cq, struct ib_wc *wc)
 
 /*
  * t_submit: the command is given to its back end. The transport does so when all of its data is there, in the
@@ -454,9 +431,9 @@ static __always_inline int on_done(struct nvmet_req *req)
 	return 0;
 }
 
-BOTH(bdev_done, nvmet_bio_done, on_done(BPF_CORE_READ(bio, bi_private)), struct bio *bio)
+BOTH(bdev_done, nvmet_bio_done, on_done(READ(bio, bi_private)), struct bio *bio)
 BOTH(file_done, nvmet_file_io_done, on_done(container(iocb, struct nvmet_req, f.iocb)), struct kiocb *iocb)
-BOTH(passthru_done, nvmet_passthru_req_done, on_done(BPF_CORE_READ(rq, end_io_data)), struct request *rq)
+BOTH(passthru_done, nvmet_passthru_req_done, on_done(READ(rq, end_io_data)), struct request *rq)
 
 /* For commands that a back end completes where it was given them, or from a work item of its own; a few
  * instructions later where it does so from the functions above. */
@@ -472,36 +449,43 @@ int BPF_PROG(complete_raw, struct nvmet_req *req)
 	return on_done(req);
 }
 
-/* A response to a command that is not in the map: it may have begun before recording did. Its memory still
- * holds it. */
+/* Whether a command that is not in the map is one that the hash keeps: it may have begun before recording did. Its
+ * memory still holds it. */
+static __always_inline bool may_be_older(struct nvmet_req *req, const bool direct)
+{
+	struct sqe sqe;
+
+	return recording && !bpf_probe_read_kernel(&sqe, sizeof(sqe), READ(req, cmd)) &&
+	       sqe.opcode != FABRICS_COMMAND && is_sampled(&sqe);
+}
+
+/* A response to such a command. */
 static __always_inline void not_known(struct nvmet_req *req)
 {
 	__u64 key = (__u64)req;
-	struct sqe sqe;
 
-	if (!recording || !BPF_CORE_READ(req, sq, qid) || !bpf_map_delete_elem(&losses, &key))
+	if (!BPF_CORE_READ(req, sq, qid) || (had_losses && !bpf_map_delete_elem(&losses, &key)))
 		return;
 	if (rejected_unseen && BPF_CORE_READ(req, cqe, status))
 		return;
-	if (bpf_probe_read_kernel(&sqe, sizeof(sqe), BPF_CORE_READ(req, cmd)) || sqe.opcode == FABRICS_COMMAND)
-		return;
-	if (is_sampled(&sqe))
-		count(FAB_NO_START);
+	count(FAB_NO_START);
 }
 
 /*
  * t_resp over TCP: the response is queued. So are R2Ts, by the same function, before the command is executed.
  * It may come twice, when a write was rejected before its in-capsule data was read: the last counts.
  */
-static __always_inline int on_response_tcp(struct nvmet_req *req)
+static __always_inline int on_response_tcp(struct nvmet_req *req, const bool direct)
 {
 	struct in_flight *command = find(req);
 	struct nvmet_tcp_cmd *cmd = tcp_command(req);
 
-	if (!BPF_CORE_READ(req, cqe, status) && (BPF_CORE_READ(cmd, rbytes_done) < BPF_CORE_READ(req, transfer_len))) {
+	if (!command && !may_be_older(req, direct))
+		return 0;
+	if (!READ2(req, cqe, status) && (BPF_CORE_READ(cmd, rbytes_done) < READ(req, transfer_len))) {
 		__u8 opcode = 0;
 
-		bpf_probe_read_kernel(&opcode, sizeof(opcode), BPF_CORE_READ(req, cmd));
+		bpf_probe_read_kernel(&opcode, sizeof(opcode), READ(req, cmd));
 		if (opcode & 1)
 			return 0;
 	}
@@ -515,15 +499,16 @@ static __always_inline int on_response_tcp(struct nvmet_req *req)
 	return 0;
 }
 
-BOTH(response_tcp, nvmet_tcp_queue_response, on_response_tcp(req), struct nvmet_req *req)
+BOTH(response_tcp, nvmet_tcp_queue_response, on_response_tcp(req, direct), struct nvmet_req *req)
 
 /* t_resp and t_sent over RDMA: the data's WRITE and the response's SEND are about to be posted, as one. */
-static __always_inline int on_response_rdma(struct nvmet_req *req)
+static __always_inline int on_response_rdma(struct nvmet_req *req, const bool direct)
 {
 	struct in_flight *command = find(req);
 
 	if (!command) {
-		not_known(req);
+		if (may_be_older(req, direct))
+			not_known(req);
 		return 0;
 	}
 	command->record.ts[FAB_T_RESP] = bpf_ktime_get_ns();
@@ -532,7 +517,7 @@ static __always_inline int on_response_rdma(struct nvmet_req *req)
 	return 0;
 }
 
-BOTH(response_rdma, nvmet_rdma_queue_response, on_response_rdma(req), struct nvmet_req *req)
+BOTH(response_rdma, nvmet_rdma_queue_response, on_response_rdma(req, direct), struct nvmet_req *req)
 
 /* t_sent over TCP: a response's first byte is about to go to the socket, and with that the command's own
  * time is over. */
@@ -549,56 +534,42 @@ static __always_inline void sent(struct nvmet_tcp_cmd *cmd)
 
 /* First choice: of a read the function that sends its first C2HData header; of others, that which sends the
  * CQE. A read is over by then. */
-static __always_inline int on_send(struct nvmet_tcp_cmd *cmd)
+static __always_inline int on_send(struct nvmet_tcp_cmd *cmd, const bool direct)
 {
-	if (!BPF_CORE_READ(cmd, offset))
+	if (!READ(cmd, offset))
 		sent(cmd);
 	return 0;
 }
 
-BOTH(send_data, nvmet_try_send_data_pdu, on_send(cmd), struct nvmet_tcp_cmd *cmd)
-BOTH(send_response, nvmet_try_send_response, on_send(cmd), struct nvmet_tcp_cmd *cmd)
+BOTH(send_data, nvmet_try_send_data_pdu, on_send(cmd, direct), struct nvmet_tcp_cmd *cmd)
+BOTH(send_response, nvmet_try_send_response, on_send(cmd, direct), struct nvmet_tcp_cmd *cmd)
 
 /*
- * t_r2t and t_sent where the compiler inlined those functions: the page that goes to the socket from inside
- * nvmet_tcp_io_work. A queue that a task left behind does no harm, since its socket is another one.
+ * t_r2t and t_sent where the compiler inlined those functions: the page that goes to a socket. The socket leads to
+ * the driver's queue, and that to the command being answered.
  */
-static __always_inline int on_io_work(struct work_struct *work)
+static __always_inline int on_sendpage(struct socket *sock, const bool direct)
 {
-	struct doing *doing = bpf_task_storage_get(&tasks, bpf_get_current_task_btf(), 0,
-						   BPF_LOCAL_STORAGE_GET_F_CREATE);
-
-	if (doing)
-		doing->sending = (__u64)container(work, struct nvmet_tcp_queue, io_work);
-	return 0;
-}
-
-static __always_inline int on_sendpage(struct socket *sock)
-{
-	struct doing *doing = bpf_task_storage_get(&tasks, bpf_get_current_task_btf(), 0, 0);
-	struct nvmet_tcp_queue *queue;
-	struct nvmet_tcp_cmd *cmd;
+	struct nvmet_tcp_queue *queue = queue_of_socket(sock, direct);
 	enum nvmet_tcp_send_state state;
+	struct nvmet_tcp_cmd *cmd;
 
-	if (!doing || !doing->sending)
-		return 0;
-	queue = (void *)doing->sending;
-	if (BPF_CORE_READ(queue, sock) != sock)
+	/* Others send pages, too: then this is a queue of their own, or none. */
+	if (!queue || BPF_CORE_READ(queue, sock) != sock)
 		return 0;
 	cmd = BPF_CORE_READ(queue, snd_cmd);
-	if (!cmd)
+	if (!cmd || !find(tcp_req(cmd)))
 		return 0;
 	state = BPF_CORE_READ(cmd, state);
 	if (state == bpf_core_enum_value(enum nvmet_tcp_send_state, NVMET_TCP_SEND_R2T))
-		return on_send_r2t(cmd);
+		return on_send_r2t(cmd, false);
 	if (state == bpf_core_enum_value(enum nvmet_tcp_send_state, NVMET_TCP_SEND_DATA_PDU) ||
 	    state == bpf_core_enum_value(enum nvmet_tcp_send_state, NVMET_TCP_SEND_RESPONSE))
-		return on_send(cmd);
+		return on_send(cmd, false);
 	return 0;
 }
 
-BOTH(io_work, nvmet_tcp_io_work, on_io_work(work), struct work_struct *work)
-BOTH(sendpage, kernel_sendpage, on_sendpage(sock), struct socket *sock)
+BOTH(sendpage, kernel_sendpage, on_sendpage(sock, direct), struct socket *sock)
 
 /* t_sent, later: the response PDU is made, of a read after its data has gone to the socket. */
 static __always_inline int on_setup_response(struct nvmet_tcp_cmd *cmd)
@@ -620,15 +591,17 @@ BOTH(setup_response, nvmet_setup_response_pdu, on_setup_response(cmd), struct nv
 
 static __always_inline struct in_flight *command_of(struct bio *bio)
 {
-	for (int i = 0; i < CHAINED_BIOS; i++) {
-		__u64 ends = (__u64)BPF_CORE_READ(bio, bi_end_io);
-		void *private = BPF_CORE_READ(bio, bi_private);
+	__u64 ends = (__u64)bio->bi_end_io;
+	void *private = bio->bi_private;
 
+	for (int i = 0; i < CHAINED_BIOS; i++) {
 		if (ends == end_of_command_bio)
 			return find(private);
 		if (ends != end_of_chained_bio)
 			return 0;
 		bio = private;
+		ends = (__u64)BPF_CORE_READ(bio, bi_end_io);
+		private = BPF_CORE_READ(bio, bi_private);
 	}
 	return 0;
 }
@@ -640,7 +613,7 @@ static __always_inline int on_request(struct request *rq, bool issue)
 
 	if (!end_of_command_bio || !end_of_chained_bio)
 		return 0;
-	bio = BPF_CORE_READ(rq, bio);
+	bio = rq->bio;
 	/* The block layer merges the bios of several commands into one request, too. */
 	for (int i = 0; i < BIOS_OF_REQUEST && bio; i++) {
 		struct in_flight *command = command_of(bio);
@@ -652,7 +625,7 @@ static __always_inline int on_request(struct request *rq, bool issue)
 			else if (!command->drive_since)
 				command->drive_since = now;
 		}
-		bio = BPF_CORE_READ(bio, bi_next);
+		bio = bio->bi_next;
 	}
 	return 0;
 }
@@ -678,7 +651,7 @@ static long leave(void *map, __u64 *key, struct in_flight *command, struct leavi
 {
 	__u64 req = *key;
 
-	if (command->sq == leaving->sq && !bpf_map_delete_elem(&commands, &req))
+	if (command->sq == leaving->sq && unfollow((void *)req))
 		lose(req, FAB_LOST_UNFINISHED);
 	return 0;
 }

@@ -8,9 +8,10 @@ use crate::ladder::{self, Program};
 use crate::message::Message;
 use crate::queues::Queues;
 use crate::survey::{Plan, Survey, prevented};
+use libbpf_rs::query::{LinkTypeInfo, PerfEventLinkInfo, PerfEventType};
 use libbpf_rs::skel::{OpenSkel, Skel};
 use libbpf_rs::{
-    Link, MapCore, MapFlags, MapHandle, OpenObject, PrintCallback, PrintLevel, RingBuffer, RingBufferBuilder,
+    Link, MapCore, MapHandle, OpenObject, PrintCallback, PrintLevel, RingBuffer, RingBufferBuilder,
 };
 use run_format::bpf::{raw, sampling_limit};
 use run_format::{
@@ -19,6 +20,7 @@ use run_format::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -75,7 +77,7 @@ const MOST_WAITING: usize = 128;
 const LAST_LINKS: Duration = Duration::from_secs(60);
 
 /// Maps that hold what belongs to commands under way, besides the commands.
-const OTHERS: &[&str] = &["bios", "losses"];
+const OTHERS: &[&str] = &["losses"];
 
 /// One side's object of BPF programs, loaded: what the loader can not know of both.
 pub trait Object: Skel<'static> {
@@ -92,6 +94,8 @@ pub trait Object: Skel<'static> {
     fn set(open: &mut Self::Open, settings: &Settings<'_>);
     /// What it shares with the loader.
     fn shared(&mut self) -> Option<Shared<'_>>;
+    /// A counter (`raw::FAB_SEEN` and so on), over all CPUs.
+    fn counted(&self, counter: u32) -> u64;
 }
 
 /// What is set before loading.
@@ -111,6 +115,8 @@ pub struct Shared<'a> {
     pub(crate) recording: &'a mut u32,
     pub(crate) recording_since: &'a mut u64,
     pub(crate) lost_messages: &'a mut u64,
+    /// How many commands in flight share a hash.
+    pub(crate) of_hash: &'a mut [u32],
 }
 
 /// Takes in a skeleton as a side's object; the closure sets the side's own constants.
@@ -152,7 +158,14 @@ macro_rules! object {
                     recording: &mut shared.recording,
                     recording_since: &mut shared.recording_since,
                     lost_messages: &mut shared.lost_messages,
+                    of_hash: &mut shared.of_hash,
                 })
+            }
+
+            fn counted(&self, counter: u32) -> u64 {
+                let shared = self.maps.bss_data.as_deref();
+                let counters = shared.into_iter().flat_map(|shared| &shared.counters);
+                counters.filter_map(|cpu| cpu.of.get(counter as usize)).sum()
             }
         }
     };
@@ -169,7 +182,8 @@ struct Programs<O> {
     object: O,
     ring: MapHandle,
     commands: MapHandle,
-    counters: MapHandle,
+    /// Hits that kprobes skipped whose links are gone, by the program's id.
+    skipped: BTreeMap<u32, u64>,
     /// The programs that were loaded.
     wanted: BTreeSet<&'static str>,
     /// The program that counts what is seen.
@@ -271,6 +285,7 @@ impl<O: Object> Probes<O> {
 
     /// Takes the programs on a command's way away; the kernel lets go of their links aside.
     fn take_away(&mut self) {
+        self.programs.skipped = self.programs.skipped();
         let links = std::mem::take(&mut self.programs.links);
         urgently(|| links.into_iter().rev().for_each(|link| self.release.drop_aside(link)));
     }
@@ -287,8 +302,16 @@ impl<O: Object> Probes<O> {
 
     /// Empties the maps of what was under way when the programs were taken away.
     fn forget(&mut self) {
+        let mut shared = self.programs.object.shared();
         for key in self.programs.commands.keys() {
-            self.cut += u64::from(self.programs.commands.delete(&key).is_ok());
+            // The programs may be about to take it out themselves.
+            if self.programs.commands.delete(&key).is_err() {
+                continue;
+            }
+            self.cut += 1;
+            if let Some(shared) = &mut shared {
+                one_less_of_hash(shared.of_hash, &key);
+            }
         }
         for map in self.programs.object.object().maps() {
             if map.name().to_str().is_some_and(|name| OTHERS.contains(&name)) {
@@ -344,19 +367,6 @@ impl<O: Object> Probes<O> {
             });
         }
         Ok(commands)
-    }
-
-    /// A counter of the programs, over all CPUs.
-    fn counter(&self, index: u32) -> Result<u64, Error> {
-        let values = self
-            .programs
-            .counters
-            .lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY)
-            .map_err(|source| Error::Read { doing: "reading the counters", source })?;
-        let sum = values.into_iter().flatten().filter_map(|value| {
-            value.get(..8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_ne_bytes)
-        });
-        Ok(sum.sum())
     }
 }
 
@@ -467,22 +477,24 @@ impl<O: Object> Source for Probes<O> {
     fn counters(&self) -> Result<Counters, Error> {
         let missed = self.programs.missed().into_iter().find(|(name, _)| name == self.programs.identity);
         let missed = missed.map_or(0, |(_, hits)| hits);
-        let recorded = self.counter(raw::FAB_RECORDED)?;
+        let counted = |counter| self.programs.object.counted(counter);
+        let recorded = counted(raw::FAB_RECORDED);
+        let unsampled = counted(raw::FAB_UNSAMPLED);
         let mut counters = Counters {
-            // What a program missed was not counted as seen.
-            seen: self.counter(raw::FAB_SEEN)? + missed,
+            // Neither what the hash left nor what a program missed was counted as seen.
+            seen: counted(raw::FAB_SEEN) + unsampled + missed,
             recorded: self.handed,
-            unsampled: self.counter(raw::FAB_UNSAMPLED)?,
+            unsampled,
             lost: Lost {
-                ring_full: self.counter(raw::FAB_LOST_RING)?,
-                map_full: self.counter(raw::FAB_LOST_MAP)?,
-                unfinished: self.counter(raw::FAB_LOST_UNFINISHED)?,
-                unreadable: self.counter(raw::FAB_LOST_READ)? + self.nameless,
+                ring_full: counted(raw::FAB_LOST_RING),
+                map_full: counted(raw::FAB_LOST_MAP),
+                unfinished: counted(raw::FAB_LOST_UNFINISHED),
+                unreadable: counted(raw::FAB_LOST_READ) + self.nameless,
                 probe_missed: missed,
                 ..Lost::default()
             },
             in_flight: 0,
-            no_start: self.counter(raw::FAB_NO_START)?,
+            no_start: counted(raw::FAB_NO_START),
             cut: self.cut,
         };
         counters.seen = counters.seen.saturating_sub(self.cut);
@@ -540,14 +552,14 @@ impl<O: Object> Programs<O> {
             let map = map.ok_or_else(|| libbpf_rs::Error::from_raw_os_error(libc::ENOENT));
             map.and_then(|map| MapHandle::try_from(&map)).map_err(failed("finding a map"))
         };
-        let (ring, commands, counters) = (map("ring")?, map("commands")?, map("counters")?);
+        let (ring, commands) = (map("ring")?, map("commands")?);
         let mut programs = Programs {
             links: Vec::new(),
             lasting: Vec::new(),
             object,
             ring,
             commands,
-            counters,
+            skipped: BTreeMap::new(),
             wanted: plan.programs.clone(),
             identity: plan.identity,
         };
@@ -575,25 +587,75 @@ impl<O: Object> Programs<O> {
         Ok(())
     }
 
-    /// The hits that the kernel could not run a program for, by program: it does not run one on a CPU on
-    /// which it runs already. Kernels before 5.12 do not count them.
+    /// The hits that the kernel could not run a program for, by program: it does not run one on a CPU on which it
+    /// runs already, and a kprobe not where an interrupt hits it inside another. It counts both, the first since
+    /// 5.12 and the second since 6.7. What another program took in its place (`Rung::again`) is not among them.
     fn missed(&self) -> Vec<(String, u64)> {
+        let skipped = self.skipped();
         let loaded = self
             .object
             .object()
             .progs()
             .filter(|program| self.wanted.iter().any(|name| program.name() == *name));
-        loaded
+        let mut all: BTreeMap<String, u64> = loaded
             .filter_map(|program| {
                 let path = format!("/proc/self/fdinfo/{}", program.as_fd().as_raw_fd());
                 let text = std::fs::read_to_string(path).ok()?;
-                let hits = text.lines().find_map(|line| line.strip_prefix("recursion_misses:"))?;
-                let hits = hits.trim().parse().ok().filter(|hits| *hits > 0)?;
+                let field =
+                    |name| text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse::<u64>().ok();
+                let id = field("prog_id:").and_then(|id| u32::try_from(id).ok());
+                let hits = field("recursion_misses:").unwrap_or(0)
+                    + id.and_then(|id| skipped.get(&id)).copied().unwrap_or(0);
                 Some((program.name().to_string_lossy().into_owned(), hits))
             })
-            .collect()
+            .collect();
+        taken_again(&mut all);
+        all.into_iter().filter(|(_, hits)| *hits > 0).collect()
+    }
+
+    /// The hits that kprobes skipped until now, by the program's id.
+    fn skipped(&self) -> BTreeMap<u32, u64> {
+        let mut all = self.skipped.clone();
+        for link in self.links.iter().chain(&self.lasting) {
+            let Ok(info) = link.info() else { continue };
+            if let LinkTypeInfo::PerfEvent(PerfEventLinkInfo {
+                event_type: PerfEventType::Kprobe { missed, .. },
+                ..
+            }) = info.info
+            {
+                *all.entry(info.prog_id).or_default() += missed;
+            }
+        }
+        all
     }
 }
+
+/// What the programs do when they take a command out of the map (`unfollow` and `hash_of` of `bpf/`).
+fn one_less_of_hash(of_hash: &mut [u32], key: &[u8]) {
+    let low = key.get(..8).and_then(|key| key.try_into().ok()).map(u64::from_ne_bytes).unwrap_or(0) as u32;
+    let bits = of_hash.len().trailing_zeros();
+    let hash = low.wrapping_mul(0x9e37_79b1) >> (u32::BITS - bits);
+    if let Some(same) = of_hash.get_mut(hash as usize) {
+        // SAFETY: it is aligned, valid while borrowed, and whoever else writes to it, in the kernel, does so atomically.
+        let same = unsafe { AtomicU32::from_ptr(same) };
+        same.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A hit is missed where neither a program nor the one that stands in for it ran: at most as often as the one of them
+/// that missed fewer.
+fn taken_again(missed: &mut BTreeMap<String, u64>) {
+    let again: Vec<String> = missed.keys().filter(|name| name.contains(AGAIN)).cloned().collect();
+    for name in again {
+        let hits = missed.remove(&name).unwrap_or(0);
+        if let Some(first) = missed.get_mut(&name.replace(AGAIN, "")) {
+            *first = hits.min(*first);
+        }
+    }
+}
+
+/// In the name of a program that stands in for another.
+const AGAIN: &str = "_again";
 
 /// The programs that are not wanted, with the reason.
 fn avoided(side: Side, hooks: &[String]) -> BTreeMap<&'static str, String> {
@@ -695,8 +757,33 @@ mod tests {
     #[test]
     fn an_avoided_hook_takes_its_programs_along() {
         let avoided = avoided(Side::Host, &["kprobe".to_owned(), "tp_btf block_bio_queue".to_owned()]);
-        assert!(avoided.contains_key("bio_queue_tp") && avoided.contains_key("try_send_kprobe"));
+        assert!(avoided.contains_key("bio_queue_tp") && avoided.contains_key("sendpage_kprobe"));
         assert!(!avoided.contains_key("end_tp") && !avoided.contains_key("queue_rq_fentry"));
+    }
+
+    #[test]
+    fn one_less_is_of_the_hash_that_the_programs_compute() {
+        let mut of_hash = vec![5; 1 << 14];
+        // Of the address, the lower half counts.
+        for high in [0u64, 0xffff_8880] {
+            one_less_of_hash(&mut of_hash, &(high << 32 | 0x1234_5678).to_ne_bytes());
+        }
+        let place = ((0x1234_5678u64 * 0x9e37_79b1 % (1 << 32)) >> 18) as usize;
+        assert_eq!(of_hash[place], 3);
+        assert_eq!(of_hash.iter().sum::<u32>(), 5 * (1 << 14) - 2);
+    }
+
+    #[test]
+    fn a_hit_is_missed_where_both_programs_missed_it() {
+        let counted = |all: &[(&str, u64)]| {
+            let mut all = all.iter().map(|(name, hits)| ((*name).to_owned(), *hits)).collect();
+            taken_again(&mut all);
+            all.into_iter().collect::<Vec<_>>()
+        };
+        let end = |hits| vec![("end_tp".to_owned(), hits)];
+        assert_eq!(counted(&[("end_tp", 7), ("end_again_tp", 2)]), end(2));
+        assert_eq!(counted(&[("end_tp", 1), ("end_again_tp", 2)]), end(1));
+        assert_eq!(counted(&[("end_tp", 7)]), end(7));
     }
 
     #[test]

@@ -152,9 +152,11 @@ impl Plan {
             }
             let chosen = rungs.iter().position(|way| way.obstacle.is_none());
             if let Some(index) = chosen {
-                let Rung { programs, also, .. } = ladder.rungs[index];
-                let also = also.iter().filter(|program| obstacle(facts, refused, program).is_none());
-                plan.programs.extend(programs.iter().chain(also).map(|program| program.name));
+                let Rung { programs, also, again, .. } = ladder.rungs[index];
+                let again = if facts.preemptible { again } else { &[] };
+                let more = also.iter().chain(again);
+                let more = more.filter(|program| obstacle(facts, refused, program).is_none());
+                plan.programs.extend(programs.iter().chain(more).map(|program| program.name));
                 if ladder.point == Point::Identity {
                     plan.identity = programs.first().map_or("", |program| program.name);
                 }
@@ -418,11 +420,11 @@ mod tests {
             facts.symbols.remove(name);
         }
         let sent = hook(&facts, Boundary::HSent);
-        assert_eq!(sent.hook.as_deref(), Some("fentry kernel_sendpage in nvme_tcp_try_send"));
+        assert_eq!(sent.hook.as_deref(), Some("fentry kernel_sendpage"));
         assert!(sent.measured);
         assert!(sent.why.unwrap().contains("the compiler inlined it"));
         let plan = Plan::make(&facts, &BTreeMap::new());
-        assert!(plan.programs.contains("try_send_fentry") && !plan.programs.contains("send_command_fentry"));
+        assert!(plan.programs.contains("sendpage_fentry") && !plan.programs.contains("send_command_fentry"));
     }
 
     #[test]
@@ -468,6 +470,16 @@ mod tests {
                 assert_eq!(kprobe, in_tasks, "{hook:?}");
                 assert_eq!(kprobe, hook.why.is_some_and(|why| why.contains("may stop a task")));
             }
+        }
+        // What interrupts pass, too, is taken by two programs there, and by one elsewhere.
+        for preemptible in [true, false] {
+            let facts = Facts { preemptible, ..rich(Side::Host) };
+            let plan = Plan::make(&facts, &BTreeMap::new());
+            for name in ["end_again_tp", "done_again_fentry"] {
+                assert_eq!(plan.programs.contains(name), preemptible, "{name}");
+            }
+            let facts = Facts { no_fentry: Some("no".to_owned()), ..facts };
+            assert!(!Plan::make(&facts, &BTreeMap::new()).programs.contains("done_again_fentry"));
         }
         // Better some than none.
         let mut facts = rich(Side::Host);

@@ -4,11 +4,13 @@
 mod support;
 
 use anyhow::{Context, Result, bail, ensure};
-use run_format::bpf::{sampled, sampling_limit};
-use run_format::{Boundary, Cid, Side};
+use run_format::{Boundary, Side};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use support::{MINUTE, Recording, Row, content, example, expected, ready, record, recorded};
+use support::{
+    MINUTE, Recording, Row, content, example, expected, ready, record, recorded,
+    sampling_keeps_what_the_hash_says,
+};
 use testbed::{Backing, Controller, Kernel, NullBlk, Port, Transport, Vm};
 
 const RDMA_NQN: &str = "nqn.2024-01.org.example:over-rdma";
@@ -93,20 +95,22 @@ fn the_host_is_recorded(kernel: Kernel) -> Result<()> {
     hooks_are_the_moments_themselves(&whole)?;
     the_load_is_there(&whole, "rdma", false)?;
     the_load_is_there(&whole, "tcp", true)?;
-    // A kprobe that an interrupt hits inside another is skipped, and not counted.
-    each_boundary_is_there_in_order(&alone, alone.commands.len() / 50)?;
+    // A kprobe that an interrupt hits inside another is skipped. 6.1 does not count that.
+    let uncounted = if kernel == Kernel::Debian6_1 { alone.commands.len() / 50 } else { 0 };
+    each_boundary_is_there_in_order(&alone, uncounted)?;
     for recording in [&whole, &some] {
-        each_boundary_is_there_in_order(recording, recording.missed())?;
+        each_boundary_is_there_in_order(recording, 0)?;
         recording.adds_up()?;
-        for lost in ["unreadable", "ring_full", "map_full", "probe_missed"] {
+        for lost in ["unreadable", "ring_full", "map_full"] {
             ensure!(recording.counter(lost) == 0, "{:?}", recording.counters);
         }
+        recording.sees_nearly_all()?;
         ensure!(
             recording.counter("unfinished") + recording.counter("in_flight") <= recording.missed() as u64
         );
     }
     queues_are_named(&whole, &rdma, &tcp, &sixth)?;
-    sampling_keeps_what_the_hash_says(&whole, &some)?;
+    the_sample_is_right(&whole, &some)?;
     let reset = whole.events.iter().find(|(_, what, on)| what == "controller reset" && *on == rdma.name);
     let reset = reset.with_context(|| format!("no reset among the events {:?}", whole.events))?.0;
     a_reset_makes_new_queues(&whole, reset)?;
@@ -246,7 +250,13 @@ fn the_load_is_there(recording: &Recording, transport: &str, only: bool) -> Resu
     for (command, count) in load() {
         lacking += count.saturating_sub(got.get(&command).copied().unwrap_or(0));
     }
-    ensure!(lacking <= recording.counter("probe_missed"), "{lacking} lack: {:?}", recording.counters);
+    // One whose end was missed has no record either.
+    ensure!(
+        lacking <= recording.missed() as u64,
+        "{lacking} lack: {:?} {:?}",
+        recording.counters,
+        recording.events
+    );
     if only {
         let done = load();
         let more = got.iter().find(|(command, count)| done.get(*command).is_none_or(|most| *count > most));
@@ -254,7 +264,7 @@ fn the_load_is_there(recording: &Recording, transport: &str, only: bool) -> Resu
     }
     // A tag's generation goes on with each completion, so that none was taken for another. The block layer's
     // own flushes borrow a tag and count for themselves.
-    if recording.counter("probe_missed") == 0 && only {
+    if recording.missed() == 0 && only {
         let mut tags: BTreeMap<(usize, u16), Vec<&Row>> = BTreeMap::new();
         for row in &over {
             tags.entry((row.queue, row.cid & 0xfff)).or_default().push(row);
@@ -278,14 +288,15 @@ fn the_load_is_there(recording: &Recording, transport: &str, only: bool) -> Resu
     Ok(())
 }
 
-/// But for this many.
-fn each_boundary_is_there_in_order(recording: &Recording, but: usize) -> Result<()> {
+/// But for those that hits were missed of, and this many.
+fn each_boundary_is_there_in_order(recording: &Recording, uncounted: usize) -> Result<()> {
     let mut incomplete = Vec::new();
     let mut received = BTreeSet::new();
     for row in &recording.commands {
         let rdma = recording.queues[row.queue].transport == "rdma";
         let times: Vec<u64> = row.times.iter().copied().flatten().collect();
         ensure!(times.is_sorted(), "out of order: {row:?}");
+        let mut lacks = Vec::new();
         for boundary in Boundary::of(Side::Host) {
             let has = row.at(boundary).is_some();
             let wanted = match boundary {
@@ -297,8 +308,11 @@ fn each_boundary_is_there_in_order(recording: &Recording, but: usize) -> Result<
                 _ => true,
             };
             if has != wanted {
-                incomplete.push((boundary, row));
+                lacks.push(boundary);
             }
+        }
+        if !lacks.is_empty() {
+            incomplete.push((lacks, row));
         }
         if rdma {
             ensure!(row.position.is_none() && row.r2ts == 0 && row.turnaround.is_none(), "{row:?}");
@@ -309,7 +323,9 @@ fn each_boundary_is_there_in_order(recording: &Recording, but: usize) -> Result<
             ensure!(row.position.is_some() == row.at(Boundary::HSent).is_some(), "{row:?}");
         }
     }
-    ensure!(incomplete.len() <= but, "{but} missed, not {incomplete:?}");
+    // A hit is of one command, but bytes from a socket that a hit was missed of may have completed one of each thread's.
+    let missed = recording.missed() + (THREADS as usize - 1) * recording.missed_by("receive_");
+    ensure!(incomplete.len() <= missed + uncounted, "{missed} and {uncounted} missed, not {incomplete:?}");
     let unqueued = recording.commands.iter().filter(|row| row.at(Boundary::HQueued).is_none()).count();
     // Those that are passed through, of two loads at most.
     ensure!(unqueued <= 2 * (3 + 4 + 4), "{unqueued} commands without h_queued");
@@ -350,22 +366,15 @@ fn queues_are_named(
     Ok(())
 }
 
-fn sampling_keeps_what_the_hash_says(whole: &Recording, some: &Recording) -> Result<()> {
-    let limit = sampling_limit(ONE_IN);
-    let kept = |row: &Row| sampled(limit, Cid(row.cid), row.opcode, row.nsid, row.slba, row.nlb0);
-    ensure!(some.commands.iter().all(kept), "one was kept that the hash does not keep");
+fn the_sample_is_right(whole: &Recording, some: &Recording) -> Result<()> {
     let last = some.commands.iter().filter_map(|row| row.at(Boundary::HEnd)).max().unwrap_or(0);
     // Two recorders do not read the clock at the same moment.
     let while_some = |row: &Row| row.at(Boundary::HDriver) <= Some(last);
-    let (ours, all) = (some.identities(|_| true), whole.identities(|row| kept(row) && while_some(row)));
-    let differ = ours.iter().filter(|(key, count)| all.get(key) != Some(count)).count()
-        + all.keys().filter(|key| !ours.contains_key(key)).count();
-    ensure!(differ <= some.missed() + whole.missed(), "{differ} are not those that the hash keeps");
+    sampling_keeps_what_the_hash_says(whole, some, ONE_IN, while_some)?;
     for transport in ["rdma", "tcp"] {
         let of = |row: &&Row| some.queues[row.queue].transport == transport;
         ensure!(some.commands.iter().filter(of).count() > 100, "few over {transport}");
     }
-    ensure!(some.counter("unsampled") > some.counter("recorded"), "{:?}", some.counters);
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use run_format::{Boundary, Transport};
 pub(crate) const BIO_START: &str = "blk_cgroup_bio_start";
 
 /// What a kprobe lacks where an interrupt may hit it.
-const INTERRUPTED: &str = "a hit that interrupts another kprobe is skipped, and not counted";
+const INTERRUPTED: &str = "a hit that interrupts another kprobe is skipped";
 
 /// Where the driver's own function can not be hooked.
 const SET_UP: Rung = stand_in("nvme_setup_cmd", &[], "it comes a little after the driver was called");
@@ -78,24 +78,12 @@ pub(super) const HOST: &[Ladder] = &[
                 "fentry nvme_tcp_try_send_cmd_pdu",
                 &[fentry("send_command_fentry", "nvme_tcp_try_send_cmd_pdu")],
             ),
-            rung(
-                "fentry kernel_sendpage in nvme_tcp_try_send",
-                &[
-                    fentry("sendpage_fentry", "kernel_sendpage"),
-                    fentry("try_send_fentry", "nvme_tcp_try_send"),
-                ],
-            ),
+            rung("fentry kernel_sendpage", programs!(fentry "sendpage" "kernel_sendpage")),
             rung(
                 "kprobe nvme_tcp_try_send_cmd_pdu",
                 &[kprobe("send_command_kprobe", "nvme_tcp_try_send_cmd_pdu")],
             ),
-            rung(
-                "kprobe kernel_sendpage in nvme_tcp_try_send",
-                &[
-                    kprobe("sendpage_kprobe", "kernel_sendpage"),
-                    kprobe("try_send_kprobe", "nvme_tcp_try_send"),
-                ],
-            ),
+            rung("kprobe kernel_sendpage", programs!(kprobe "sendpage" "kernel_sendpage")),
         ],
     },
     Ladder {
@@ -125,24 +113,12 @@ pub(super) const HOST: &[Ladder] = &[
                 "fentry nvme_tcp_try_send_data_pdu",
                 &[fentry("send_data_fentry", "nvme_tcp_try_send_data_pdu")],
             ),
-            rung(
-                "fentry kernel_sendpage in nvme_tcp_try_send",
-                &[
-                    fentry("sendpage_fentry", "kernel_sendpage"),
-                    fentry("try_send_fentry", "nvme_tcp_try_send"),
-                ],
-            ),
+            rung("fentry kernel_sendpage", programs!(fentry "sendpage" "kernel_sendpage")),
             rung(
                 "kprobe nvme_tcp_try_send_data_pdu",
                 &[kprobe("send_data_kprobe", "nvme_tcp_try_send_data_pdu")],
             ),
-            rung(
-                "kprobe kernel_sendpage in nvme_tcp_try_send",
-                &[
-                    kprobe("sendpage_kprobe", "kernel_sendpage"),
-                    kprobe("try_send_kprobe", "nvme_tcp_try_send"),
-                ],
-            ),
+            rung("kprobe kernel_sendpage", programs!(kprobe "sendpage" "kernel_sendpage")),
         ],
     },
     Ladder {
@@ -177,7 +153,8 @@ pub(super) const HOST: &[Ladder] = &[
             rung(
                 "fentry blk_mq_complete_request_remote",
                 &[fentry("done_fentry", "blk_mq_complete_request_remote")],
-            ),
+            )
+            .again(&[fentry("done_again_fentry", "blk_mq_complete_request_remote")]),
             Rung {
                 lack: Some(INTERRUPTED),
                 ..rung(
@@ -199,7 +176,8 @@ pub(super) const HOST: &[Ladder] = &[
         what: "h_end",
         without: "nothing can be recorded",
         rungs: &[
-            rung("tp_btf block_rq_complete", &[tp("end_tp", "block_rq_complete")]),
+            rung("tp_btf block_rq_complete", &[tp("end_tp", "block_rq_complete")])
+                .again(&[tp("end_again_tp", "block_rq_complete")]),
             stand_in(
                 "tp_btf nvme_complete_rq",
                 &[tp("end_nvme_tp", "nvme_complete_rq")],

@@ -81,6 +81,9 @@ pub(crate) struct Rung {
     pub(crate) programs: &'static [Program],
     /// More programs, for what not every kernel has: each is used where it can be attached.
     pub(crate) also: &'static [Program],
+    /// Programs that take the hits which a preemptible kernel skips of the others: on such a kernel they are used,
+    /// too. Each is named as the one that it stands in for, with `_again` before the kind.
+    pub(crate) again: &'static [Program],
     /// Whether it is the moment itself.
     pub(crate) measured: bool,
     /// What is less good about it.
@@ -143,6 +146,8 @@ impl Ladder {
                 | Boundary::HSent
                 | Boundary::HR2t
                 | Boundary::HDataSent => true,
+                // Over TCP the driver reads from its socket in its worker, or in the task that polls.
+                Boundary::HRecv => matches!(self.transport, Some(Transport::Tcp)),
                 // Both target drivers read capsules and take data in workers.
                 Boundary::TRecv | Boundary::TR2t | Boundary::TData | Boundary::TSubmit => true,
                 // Over RDMA the response is posted by whoever completes the command.
@@ -183,22 +188,29 @@ const fn fexit(name: &'static str, function: &'static str) -> Program {
 }
 
 const fn rung(hook: &'static str, programs: &'static [Program]) -> Rung {
-    Rung { hook, programs, also: &[], measured: true, lack: None }
+    Rung { hook, programs, also: &[], again: &[], measured: true, lack: None }
 }
 
 const fn stand_in(hook: &'static str, programs: &'static [Program], lack: &'static str) -> Rung {
-    Rung { hook, programs, also: &[], measured: false, lack: Some(lack) }
+    Rung { hook, programs, also: &[], again: &[], measured: false, lack: Some(lack) }
 }
 
 impl Rung {
     const fn with(self, also: &'static [Program]) -> Rung {
         Rung { also, ..self }
     }
+
+    const fn again(self, again: &'static [Program]) -> Rung {
+        Rung { again, ..self }
+    }
 }
 
 /// Every program on a side's ladders, as often as it stands there.
 pub(crate) fn programs(side: Side) -> impl Iterator<Item = &'static Program> {
-    of(side).iter().flat_map(|ladder| ladder.rungs).flat_map(|rung| rung.programs.iter().chain(rung.also))
+    of(side)
+        .iter()
+        .flat_map(|ladder| ladder.rungs)
+        .flat_map(|rung| rung.programs.iter().chain(rung.also).chain(rung.again))
 }
 
 /// The programs of which none is on a command's way: they see queues, controllers and namespaces come, change and go.

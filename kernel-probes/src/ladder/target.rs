@@ -96,15 +96,9 @@ pub(super) const TARGET: &[Ladder] = &[
         without: "the wait for the data of large writes counts as the target driver's",
         rungs: &[
             rung("fentry nvmet_try_send_r2t", programs!(fentry "send_r2t" "nvmet_try_send_r2t")),
-            rung(
-                "fentry kernel_sendpage in nvmet_tcp_io_work",
-                programs!(fentry "sendpage" "kernel_sendpage", "io_work" "nvmet_tcp_io_work"),
-            ),
+            rung("fentry kernel_sendpage", programs!(fentry "sendpage" "kernel_sendpage")),
             rung("kprobe nvmet_try_send_r2t", programs!(kprobe "send_r2t" "nvmet_try_send_r2t")),
-            rung(
-                "kprobe kernel_sendpage in nvmet_tcp_io_work",
-                programs!(kprobe "sendpage" "kernel_sendpage", "io_work" "nvmet_tcp_io_work"),
-            ),
+            rung("kprobe kernel_sendpage", programs!(kprobe "sendpage" "kernel_sendpage")),
         ],
     },
     Ladder {
@@ -197,18 +191,12 @@ pub(super) const TARGET: &[Ladder] = &[
                 "fentry nvmet_try_send_data_pdu, nvmet_try_send_response",
                 programs!(fentry "send_data" "nvmet_try_send_data_pdu", "send_response" "nvmet_try_send_response"),
             ),
-            rung(
-                "fentry kernel_sendpage in nvmet_tcp_io_work",
-                programs!(fentry "sendpage" "kernel_sendpage", "io_work" "nvmet_tcp_io_work"),
-            ),
+            rung("fentry kernel_sendpage", programs!(fentry "sendpage" "kernel_sendpage")),
             rung(
                 "kprobe nvmet_try_send_data_pdu, nvmet_try_send_response",
                 programs!(kprobe "send_data" "nvmet_try_send_data_pdu", "send_response" "nvmet_try_send_response"),
             ),
-            rung(
-                "kprobe kernel_sendpage in nvmet_tcp_io_work",
-                programs!(kprobe "sendpage" "kernel_sendpage", "io_work" "nvmet_tcp_io_work"),
-            ),
+            rung("kprobe kernel_sendpage", programs!(kprobe "sendpage" "kernel_sendpage")),
             stand_in(
                 "fentry nvmet_setup_response_pdu",
                 programs!(fentry "setup_response" "nvmet_setup_response_pdu"),

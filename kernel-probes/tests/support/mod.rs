@@ -3,6 +3,8 @@
 #![allow(dead_code)] // each test program takes its part
 
 use anyhow::{Context, Result, ensure};
+use run_format::Cid;
+use run_format::bpf::{sampled, sampling_limit};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
@@ -188,6 +190,13 @@ impl Recording {
         Ok(())
     }
 
+    /// Of the commands that began, hardly any was missed: where a kernel preempts tasks, the hooks of what runs in
+    /// tasks are such that it does not skip them, but for what comes in with an interrupt at the wrong moment.
+    pub(crate) fn sees_nearly_all(&self) -> Result<()> {
+        ensure!(self.counter("probe_missed") * 200 <= self.counter("seen"), "{:?}", self.counters);
+        Ok(())
+    }
+
     /// Hits that the kernel ran no program for.
     pub(crate) fn missed(&self) -> usize {
         self.missed_by("")
@@ -212,6 +221,26 @@ impl Recording {
         }
         all
     }
+}
+
+/// Fails unless `some`, which keeps one command in so many, has of what was done `while_some` recorded those commands of
+/// `whole` that the hash keeps, and no others.
+pub(crate) fn sampling_keeps_what_the_hash_says(
+    whole: &Recording,
+    some: &Recording,
+    one_in: u32,
+    while_some: impl Fn(&Row) -> bool,
+) -> Result<()> {
+    let limit = sampling_limit(one_in);
+    let kept = |row: &Row| sampled(limit, Cid(row.cid), row.opcode, row.nsid, row.slba, row.nlb0);
+    ensure!(some.commands.iter().all(kept), "one was kept that the hash does not keep");
+    let (ours, all) = (some.identities(|_| true), whole.identities(|row| kept(row) && while_some(row)));
+    let differ = ours.iter().filter(|(key, count)| all.get(key) != Some(count)).count()
+        + all.keys().filter(|key| !ours.contains_key(key)).count();
+    ensure!(differ <= some.missed() + whole.missed(), "{differ} are not those that the hash keeps");
+    ensure!(some.counter("recorded") > 0, "{:?}", some.counters);
+    ensure!(some.counter("unsampled") > some.counter("recorded"), "{:?}", some.counters);
+    Ok(())
 }
 
 /// Starts a recorder of a side (`host`, `target`) in the VM; it writes to `/tmp/NAME` and records until
