@@ -25,6 +25,9 @@ struct Options {
     /// Only read, for so many seconds, and print nothing.
     #[arg(long)]
     read_for: Option<f64>,
+    /// Only read, one after the other, so many times, and print what the reads took.
+    #[arg(long)]
+    time_reads: Option<usize>,
 }
 
 /// Memory at a page's beginning, as O_DIRECT wants it.
@@ -121,6 +124,9 @@ fn main() -> Result<()> {
     if let Some(seconds) = options.read_for {
         return read_for(&device, options.threads, Duration::from_secs_f64(seconds));
     }
+    if let Some(reads) = options.time_reads {
+        return time_reads(&device, reads);
+    }
     let mut done: BTreeMap<u8, u64> = BTreeMap::new();
     let each = options.reads / options.threads;
     std::thread::scope(|scope| {
@@ -208,4 +214,22 @@ fn read_for(device: &File, threads: u64, time: Duration) -> Result<()> {
             .into_iter()
             .try_for_each(|thread| thread.join().map_err(|_| anyhow::anyhow!("a thread ended"))?)
     })
+}
+
+/// Prints how many reads were timed, and their median and mean in ns; the first sixteenth only warms up.
+fn time_reads(device: &File, reads: usize) -> Result<()> {
+    let mut page = Pages::new(4096)?;
+    let mut took = Vec::with_capacity(reads);
+    let warm = reads / 16;
+    for i in 0..warm + reads {
+        let start = Instant::now();
+        device.read_exact_at(page.bytes(), (i as u64 * 7919) % 2048 * 4096)?;
+        if i >= warm {
+            took.push(start.elapsed().as_nanos());
+        }
+    }
+    took.sort_unstable();
+    let median = took.get(took.len() / 2).context("no reads")?;
+    println!("took\t{}\t{median}\t{}", took.len(), took.iter().sum::<u128>() / took.len() as u128);
+    Ok(())
 }
