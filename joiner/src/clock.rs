@@ -651,19 +651,33 @@ fn typical_length(lanes: &Lanes) -> i64 {
 
 /// Whether a line that explains `first` is beyond doubt when the best rival explains `second`. A rival that
 /// were the truth would explain as much but for chance: the margin is four standard deviations of what
-/// chance does to it, and at least four commands.
-fn is_decisive(first: Support, second: Support, certain: bool) -> bool {
+/// chance does to it, and at least four commands. Where keys name no command, a line explains a true pair of
+/// another by commands that lie beside it, so a rival that explains half as much is a doubt already.
+fn is_decisive(first: Support, second: Support, keys: Keys) -> bool {
+    if keys == Keys::OfMany && second.explained * 2 > first.explained {
+        return false;
+    }
     // A pair known by its place in the TCP stream is worth many.
-    let worth = if certain { 8.0 } else { 1.0 };
+    let worth = if keys == Keys::Certain { 8.0 } else { 1.0 };
     let missed = 1.0 - (second.explained as f64 / second.of.max(1) as f64).min(1.0);
     let margin = 4.0 * (worth * second.explained as f64 * missed).sqrt();
     let ahead = worth * (first.explained as f64 - second.explained as f64);
     worth * first.explained as f64 >= 5.0 && ahead >= margin.max(4.0)
 }
 
-/// Searches the line of clock offsets that explains both sides. `certain` says that the keys hold TCP
-/// stream positions, so that equal keys mean the same command.
-pub(crate) fn search(host: &Lanes, target: &Lanes, certain: bool) -> Search {
+/// What commands of one lane and one key have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keys {
+    /// The keys hold TCP stream positions: they are the same command.
+    Certain,
+    /// They have one cid, so that no two of them are under way at once.
+    OneAtATime,
+    /// Many are under way at once: there are no cids.
+    OfMany,
+}
+
+/// Searches the line of clock offsets that explains both sides.
+pub(crate) fn search(host: &Lanes, target: &Lanes, keys: Keys) -> Search {
     if host.items.is_empty() || target.items.is_empty() {
         return Search::Nothing { first: Support::default() };
     }
@@ -736,7 +750,7 @@ pub(crate) fn search(host: &Lanes, target: &Lanes, certain: bool) -> Search {
         }
     }
     let first = best.support;
-    if is_decisive(first, second, certain) {
+    if is_decisive(first, second, keys) {
         Search::Found(best)
     } else if first.explained >= 5 {
         Search::Ambiguous { first, second }
@@ -787,6 +801,38 @@ impl Clock {
     /// Both runs were recorded on one machine: one clock.
     pub(crate) fn same() -> Clock {
         Clock { pieces: vec![Piece { from: 0, center: 0, fits: vec![Fit { low: 0, high: 0, slope: 0.0 }] }] }
+    }
+
+    /// What is possible within `reach` of a line.
+    pub(crate) fn around(line: &Line, reach: i64) -> Clock {
+        let piece = |k: &Knot| Piece {
+            from: k.at,
+            center: k.at,
+            fits: vec![Fit { low: k.low - reach, high: k.high + reach, slope: line.slope }],
+        };
+        Clock { pieces: line.knots.iter().map(piece).collect() }
+    }
+
+    /// What pairs that are sure allow: target times and bounds, in time order. `None` without a pair.
+    pub(crate) fn through(pairs: &[(i64, i64, i64)]) -> Option<Clock> {
+        let knots: Vec<Knot> = pairs
+            .chunks(PIECE)
+            .map(|pairs| {
+                let at = pairs[pairs.len() / 2].0;
+                let drifted = |t: i64| scaled((t - at).abs(), MAX_DRIFT);
+                let low = pairs.iter().map(|p| p.1 - drifted(p.0)).fold(i64::MIN, i64::max);
+                let high = pairs.iter().map(|p| p.2 + drifted(p.0)).fold(i64::MAX, i64::min);
+                // Timestamps lie a little beside their moments, so bounds may cross.
+                Knot { at, low: low.min(high), high: high.max(low) }
+            })
+            .collect();
+        let (first, last) = (knots.first()?, knots.last()?);
+        let span = (last.at - first.at).max(1) as f64;
+        let error = ((first.half() + last.half()) as f64 / span).clamp(1e-6, MAX_DRIFT);
+        let slope = slope_of(knots.iter().map(|k| (k.at, k.middle()))).unwrap_or(0.0);
+        let slope = slope.clamp(-MAX_DRIFT, MAX_DRIFT);
+        let line = Line { knots, slope, slope_error: error, support: Support::default() };
+        Some(Clock::refine(&line, pairs))
     }
 
     /// Narrows a line to what the pairs near it allow. `pairs` are target times and bounds, in time order.

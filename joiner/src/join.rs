@@ -1,7 +1,7 @@
 //! Joins a host run and a target run: links their queues, finds the clock, matches the commands, and
 //! accounts for every command that it sets aside.
 
-use crate::clock::{self, Clock, Search};
+use crate::clock::{self, Clock, Keys, Search};
 use crate::describe::{describe, wall_clock};
 use crate::error::Error;
 use crate::lanes::{Item, Lanes, lane};
@@ -222,7 +222,6 @@ fn join_linked(
         ));
     }
     let exact = exact_links(&host, &target, &links);
-    let certain = exact.iter().all(|&e| e);
     let one_in = host.manifest.one_in.max(target.manifest.one_in);
     let by_order = order::applies(&target);
     let (h, t) = rayon::join(
@@ -236,10 +235,29 @@ fn join_linked(
         !boot.is_empty() && *boot == target.manifest.machine.boot_id && !options.ignore_boot_id;
     let found = if shared_clock {
         let clock = Clock::same();
-        let matching = matching::exactly(&h.lanes, &t.lanes, &clock);
+        let matching = if by_order {
+            order::matching(&host, &h.lanes, &t.lanes, &clock, &order::stretches(&target, window(&target)))
+        } else {
+            matching::exactly(&h.lanes, &t.lanes, &clock)
+        };
         Some((clock, matching))
     } else {
-        match clock::search(&h.lanes, &t.lanes, certain) {
+        let keys = match (by_order, exact.iter().all(|&e| e)) {
+            (true, _) => Keys::OfMany,
+            (false, true) => Keys::Certain,
+            (false, false) => Keys::OneAtATime,
+        };
+        match clock::search(&h.lanes, &t.lanes, keys) {
+            Search::Found(line) if by_order => {
+                order::matched_around(&host, &target, &h.lanes, &t.lanes, &line, window(&target)).or_else(|| {
+                    notes.push(
+                        "the runs contradict the clock offset that most of their commands agree with, so nothing was \
+                         matched; record longer, or with --source hybrid, which knows each command by name"
+                            .into(),
+                    );
+                    None
+                })
+            }
             Search::Found(line) => Some(matching::along(&h.lanes, &t.lanes, &line)),
             Search::Ambiguous { first, second } => {
                 notes.push(format!(
@@ -270,13 +288,6 @@ fn join_linked(
 
     let (clock, pairs) = match found {
         Some((clock, matching)) => {
-            // Without cids what was matched so far is only good for the clock.
-            let matching = if by_order {
-                let stretches = order::stretches(&target, window(&target));
-                order::matching(&host, &h.lanes, &t.lanes, &clock, &stretches)
-            } else {
-                matching
-            };
             let pairs = settle(&host, &target, &mut h, &mut t, &matching, &clock);
             (Some(clock), pairs)
         }

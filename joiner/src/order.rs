@@ -8,9 +8,13 @@
 //! together, and the latest, bound where the true one is; where both are the same it is the true one. All else
 //! is set aside. Stretches are taken apart where no command of the queue is under way, so that one that holds
 //! a contradiction spoils no other.
+//!
+//! Where the clocks' offset is not known, the search of it finds a line that is right to within the length of a
+//! command and no better: with many commands of one kind under way, an offset that is wrong by less explains each
+//! of them by its neighbours. The order is then sought within that reach, and the matches tell the offset.
 
-use crate::clock::{Clock, SLACK};
-use crate::lanes::{Item, Lanes};
+use crate::clock::{Clock, Line, SLACK};
+use crate::lanes::{Item, Lanes, bounds};
 use crate::matching::{Fate, Matching};
 use crate::recording::{NONE, Recording};
 use rayon::prelude::*;
@@ -91,7 +95,52 @@ struct Sure<'a> {
     index: usize,
 }
 
-/// Matches every queue by its order.
+/// Matches every queue by its order where the clocks' offset is known only roughly, and finds it from the matches.
+/// A line says little where many commands of one key are under way at once: it explains true pairs of another
+/// line by their neighbours, as far away as commands are long. So nothing is taken for impossible within that
+/// reach. `None` where the order contradicts the line.
+pub(crate) fn matched_around(
+    host: &Recording,
+    target: &Recording,
+    h: &Lanes,
+    t: &Lanes,
+    line: &Line,
+    window: (i64, i64),
+) -> Option<(Clock, Matching)> {
+    let around = Clock::around(line, reach(h));
+    let Ordered { matching, embedded, contradicted } =
+        ordered(host, h, t, &around, &stretches(target, window));
+    if contradicted * 10 > contradicted + embedded {
+        return None;
+    }
+    let rows = |items: &[Item], run: &Recording| {
+        let mut of_row = vec![0u32; run.len()];
+        items.iter().enumerate().for_each(|(n, item)| of_row[item.row as usize] = n as u32);
+        of_row
+    };
+    let (of_host, of_target) = (rows(&h.items, host), rows(&t.items, target));
+    let mut pairs: Vec<(i64, i64, i64)> = matching
+        .pairs
+        .iter()
+        .map(|&(hr, tr)| {
+            let (h, t) = (h.items[of_host[hr as usize] as usize], t.items[of_target[tr as usize] as usize]);
+            let (low, high) = bounds(&h, &t);
+            (t.begin, low, high)
+        })
+        .collect();
+    pairs.sort_unstable();
+    let clock = Clock::through(&pairs).unwrap_or(around);
+    Some((clock, matching))
+}
+
+/// How long all but the longest commands of the host are, ns.
+fn reach(host: &Lanes) -> i64 {
+    let mut lengths: Vec<i64> = host.items.iter().map(|item| item.end - item.begin).collect();
+    let place = lengths.len() - 1 - lengths.len().min(lengths.len() / 100);
+    if lengths.is_empty() { 0 } else { *lengths.select_nth_unstable(place).1 }
+}
+
+/// Matches every queue by its order, by a clock that is known.
 pub(crate) fn matching(
     host: &Recording,
     h: &Lanes,
@@ -99,11 +148,25 @@ pub(crate) fn matching(
     clock: &Clock,
     stretches: &[(i64, i64)],
 ) -> Matching {
+    ordered(host, h, t, clock, stretches).matching
+}
+
+/// What the order tells.
+#[derive(Debug)]
+struct Ordered {
+    matching: Matching,
+    /// Host commands in pieces that have a place in the target's order, and in pieces that have none.
+    embedded: usize,
+    contradicted: usize,
+}
+
+fn ordered(host: &Recording, h: &Lanes, t: &Lanes, clock: &Clock, stretches: &[(i64, i64)]) -> Ordered {
     let mut matching = Matching {
         pairs: Vec::new(),
         host: vec![Fate::Alone; h.items.len()],
         target: vec![Fate::Alone; t.items.len()],
     };
+    let (mut embedded, mut contradicted) = (0, 0);
     let lanes: Vec<(u64, usize, &[Item])> = h.lanes().collect();
     let of_lanes: Vec<Found> = lanes
         .par_iter()
@@ -136,9 +199,11 @@ pub(crate) fn matching(
             }
         }
         matching.pairs.extend(found.pairs);
+        embedded += found.embedded;
+        contradicted += found.contradicted;
     }
     matching.pairs.sort_unstable();
-    matching
+    Ordered { matching, embedded, contradicted }
 }
 
 /// What became of the items of one queue.
@@ -147,6 +212,8 @@ struct Found {
     pairs: Vec<(u32, u32)>,
     host: Vec<(usize, Fate)>,
     target: Vec<(usize, Fate)>,
+    embedded: usize,
+    contradicted: usize,
 }
 
 /// Whether a host command lies wholly in a stretch of the target's recording, at every offset that is possible.
@@ -230,9 +297,11 @@ fn embed(piece: &[Sure<'_>], targets: &[Item], first: usize, clock: &Clock, foun
     }
     if latest.len() != piece.len() {
         // Something is not as it must be: nothing here is sure.
+        found.contradicted += piece.len();
         found.host.extend(piece.iter().map(|sure| (sure.index, Fate::Ambiguous)));
         return;
     }
+    found.embedded += piece.len();
     let mut marked = 0;
     for (sure, (&n, &last)) in piece.iter().zip(earliest.iter().zip(&latest)) {
         if n == last {
@@ -416,6 +485,32 @@ mod tests {
         ];
         assert_eq!(of(&runs), [(0, 100), (200, 500)]);
         assert_eq!(apart(&[]).count(), 0);
+    }
+
+    /// With many commands of one kind under way for long, a line that is a sixth of their length beside the truth
+    /// explains all of them by their neighbours.
+    #[test]
+    fn a_clock_that_neighbours_agree_with_matches_nothing_wrongly() {
+        let seed = 17_507_423_069_027_795_731;
+        let load = Load {
+            seed,
+            commands: 929,
+            depth: 32,
+            queues: 2,
+            pattern: Pattern::Random(2),
+            pause_ns: 500.0,
+            ..Load::default()
+        };
+        let mut runs = load.record();
+        keep_order(&mut runs, 3_000);
+        let mut random = Random::new(seed ^ 1);
+        forget(&mut runs, &mut random, 0.180_958_240_522_762_08);
+        runs.host.commands.retain(|_| random.unit() < 1.0);
+        let window = runs.target.manifest.window;
+        let span = (window.end_ns.0 - window.start_ns.0) as f64;
+        let from = window.start_ns.0 + (0.592_543_339_101_023_6 * span) as u64;
+        overrun(&mut runs, &mut random, from, from + (0.097_808_238_421_655_77 * span) as u64);
+        joined(&runs, &JoinOptions::default());
     }
 
     proptest! {
