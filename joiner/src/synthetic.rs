@@ -6,7 +6,8 @@ use run_format::{
     Boundary, Cid, ClockPair, Command, Counters, Endpoint, Hook, Kind, Machine, Manifest, Nanos, Queue,
     QueueId, Run, RunWriter, Side, Sink, Software, State, Window, sampling,
 };
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::path::Path;
 
 pub use crate::random::Random;
@@ -251,10 +252,7 @@ impl Load {
     #[must_use]
     pub fn record(&self) -> Runs {
         let mut random = Random::new(self.seed);
-        let mut climates = Climates {
-            storage: Climate::new(self.weather, self.seed ^ 0x5704_a6e0),
-            rest: Climate::new(self.weather, self.seed ^ 0x0e57_0000),
-        };
+        let mut climates = self.climates();
         let places = usize::from(self.queues.max(1)) * usize::from(self.depth.max(1));
         let mut host = Vec::with_capacity(self.commands);
         let mut target = Vec::with_capacity(self.commands);
@@ -267,19 +265,9 @@ impl Load {
             let mut now = random.time(0, 10_000.0);
             for n in 0..count {
                 let id = (n * places + place) as u64;
-                let cid = match self.cids {
-                    Cids::Generations => (n as u16 & 0xf) << 12 | tag & 0xfff,
-                    Cids::Reused => tag,
-                };
-                let slba = match self.pattern {
-                    Pattern::Random(blocks) => random.bits() % blocks.max(1) * 8,
-                    Pattern::Sequential => {
-                        next_block += 8;
-                        next_block
-                    }
-                    Pattern::OneBlock => 4_096,
-                };
-                let (h, t) = self.command(&mut random, &mut climates, queue, Cid(cid), slba, &mut now);
+                let cid = self.cid(n, tag);
+                let slba = self.block(&mut random, &mut next_block);
+                let (h, t) = self.command(&mut random, &mut climates, queue, cid, slba, &mut now);
                 end = end.max(now);
                 host.push((id, h));
                 target.push((id, t));
@@ -368,6 +356,105 @@ impl Load {
         (h, t)
     }
 
+    /// Simulates the load and records it straight to `host.run` and `target.run` in a directory, in memory that
+    /// does not grow with the number of commands. The load is not that of [`Load::record`]: each place in a
+    /// queue has random numbers of its own. [`View::during`] and [`Load::positions`] are not heeded.
+    ///
+    /// # Errors
+    /// What writing or opening the runs ended with.
+    pub fn stream(&self, directory: &Path) -> Result<(Run, Run), run_format::Error> {
+        let mut host = Streamed::new(self, Side::Host, &directory.join("host.run"))?;
+        let mut target = Streamed::new(self, Side::Target, &directory.join("target.run"))?;
+        let queues = usize::from(self.queues.max(1));
+        let mut places: Vec<Place> = (0..queues * usize::from(self.depth.max(1)))
+            .map(|n| {
+                let mut random = Random::new(self.seed ^ (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                let now = random.time(0, 10_000.0);
+                Place { random, now, queue: (n % queues) as u32, tag: (n / queues) as u16, uses: 0 }
+            })
+            .collect();
+        let mut climates = self.climates();
+        let mut next_block = 0;
+        let mut begin = |place: &mut Place| {
+            let cid = self.cid(place.uses, place.tag);
+            place.uses += 1;
+            let slba = self.block(&mut place.random, &mut next_block);
+            let Place { random, now, queue, .. } = place;
+            self.command(random, &mut climates, *queue, cid, slba, now)
+        };
+        // The command that each place has under way, and the places by when theirs is over on either side.
+        let over = |command: &Command, boundary| command.time(boundary).map_or(0, Nanos::as_i64);
+        let mut under_way: Vec<(Command, Command)> = Vec::with_capacity(places.len());
+        let (mut on_host, mut on_target) = (BinaryHeap::new(), BinaryHeap::new());
+        let mut left = self.commands;
+        for (n, place) in places.iter_mut().enumerate().take(self.commands) {
+            let (h, t) = begin(place);
+            on_host.push(Reverse((over(&h, Boundary::HEnd), n)));
+            on_target.push(Reverse((over(&t, Boundary::TSent), n)));
+            under_way.push((h, t));
+            left -= 1;
+        }
+        let mut last = 0;
+        while let Some(Reverse((now, n))) = on_host.pop() {
+            last = now;
+            // What begins from now on is over on the target later than this; what is over here is over there.
+            while let Some(Reverse((_, place))) = on_target.peek().copied().filter(|t| t.0.0 <= now) {
+                on_target.pop();
+                target.take(std::mem::take(&mut under_way[place].1))?;
+            }
+            host.take(std::mem::take(&mut under_way[n].0))?;
+            if left > 0 {
+                left -= 1;
+                let (h, t) = begin(&mut places[n]);
+                on_host.push(Reverse((over(&h, Boundary::HEnd), n)));
+                on_target.push(Reverse((over(&t, Boundary::TSent), n)));
+                under_way[n] = (h, t);
+            }
+        }
+        Ok((host.close(last)?, target.close(last)?))
+    }
+
+    fn climates(&self) -> Climates {
+        Climates {
+            storage: Climate::new(self.weather, self.seed ^ 0x5704_a6e0),
+            rest: Climate::new(self.weather, self.seed ^ 0x0e57_0000),
+        }
+    }
+
+    /// The name of a place's `n`th command.
+    fn cid(&self, n: usize, tag: u16) -> Cid {
+        Cid(match self.cids {
+            Cids::Generations => (n as u16 & 0xf) << 12 | tag & 0xfff,
+            Cids::Reused => tag,
+        })
+    }
+
+    fn block(&self, random: &mut Random, next: &mut u64) -> u64 {
+        match self.pattern {
+            Pattern::Random(blocks) => random.bits() % blocks.max(1) * 8,
+            Pattern::Sequential => {
+                *next += 8;
+                *next
+            }
+            Pattern::OneBlock => 4_096,
+        }
+    }
+
+    /// A time of the load as a side's clock shows it.
+    fn clock(&self, side: Side, at: i64) -> i64 {
+        match side {
+            Side::Host => at + self.host_clock_ns,
+            Side::Target => at + (at as f64 * self.drift_ppm * 1e-6).round() as i64 + self.target_clock_ns,
+        }
+    }
+
+    fn view(&self, side: Side) -> &View {
+        match side {
+            Side::Host => &self.host,
+            Side::Target => &self.target,
+        }
+    }
+
     /// What one side's recording keeps, on that side's clock.
     fn see(
         &self,
@@ -377,10 +464,7 @@ impl Load {
         end: i64,
         random: &mut Random,
     ) -> Recorded {
-        let clock = |at: i64| match side {
-            Side::Host => at + self.host_clock_ns,
-            Side::Target => at + (at as f64 * self.drift_ppm * 1e-6).round() as i64 + self.target_clock_ns,
-        };
+        let clock = |at: i64| self.clock(side, at);
         let part = |share: f64| (end as f64 * share) as i64;
         let (from, to) = (part(view.during.0), part(view.during.1));
         let whole = |c: &Command| {
@@ -496,6 +580,68 @@ fn manifest(side: Side, view: &View, window: Window, recorded: u64) -> Manifest 
         labels: BTreeMap::new(),
     }
 }
+
+/// A place in a queue: one command after the other.
+#[derive(Debug)]
+struct Place {
+    random: Random,
+    now: i64,
+    queue: u32,
+    tag: u16,
+    uses: usize,
+}
+
+/// One side's run while a load is streamed.
+#[derive(Debug)]
+struct Streamed<'a> {
+    load: &'a Load,
+    side: Side,
+    random: Random,
+    writer: RunWriter,
+}
+
+impl<'a> Streamed<'a> {
+    fn new(load: &'a Load, side: Side, directory: &Path) -> Result<Streamed<'a>, run_format::Error> {
+        let start_ns = Nanos(load.clock(side, 0) as u64);
+        let window = Window { start_ns, end_ns: start_ns };
+        let manifest = manifest(side, load.view(side), window, 0);
+        let mut writer = RunWriter::create(directory, manifest, true)?;
+        for number in 0..load.queues.max(1) {
+            writer.queue(load.queue(number, side, start_ns));
+        }
+        let random = Random::new(load.seed ^ (side as u64 + 1).wrapping_mul(0x5bd1_e995_0000_0001));
+        Ok(Streamed { load, side, random, writer })
+    }
+
+    fn take(&mut self, mut command: Command) -> Result<(), run_format::Error> {
+        let view = self.load.view(self.side);
+        let c = &command;
+        let sampled = sampling::hash(c.cid, c.opcode, c.nsid, c.slba, c.nlb0) <= sampling::limit(view.one_in);
+        let kept = self.random.unit() < view.keep;
+        if kept && sampled {
+            for time in command.times.iter_mut().flatten() {
+                *time = Nanos(self.load.clock(self.side, time.as_i64()) as u64);
+            }
+            self.writer.command(&command);
+            if self.writer.recorded().is_multiple_of(SEGMENT) {
+                self.writer.tick()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn close(self, last: i64) -> Result<Run, run_format::Error> {
+        let recorded = self.writer.recorded();
+        let counters = Counters { seen: recorded, recorded, ..Counters::default() };
+        let end = Nanos(self.load.clock(self.side, last + 1) as u64);
+        let directory = self.writer.directory().to_owned();
+        self.writer.close(counters, end)?;
+        Run::open(&directory)
+    }
+}
+
+/// Commands after which a streamed run may begin a new segment.
+const SEGMENT: u64 = 1 << 18;
 
 impl Recorded {
     /// Writes it as a run directory.
