@@ -110,6 +110,11 @@ fn time_and_signals_end_a_recording_in_order() -> Result<()> {
     for (name, signal) in
         [("int.run", Signal::SIGINT), ("term.run", Signal::SIGTERM), ("hup.run", Signal::SIGHUP)]
     {
+        if signal == Signal::SIGHUP && support::ignores(signal)? {
+            // A recorder that inherits this does as nohup asks.
+            println!("skipped: the end by SIGHUP, which whatever started these tests has ignored");
+            continue;
+        }
         let run = here.path().join(name);
         let mut recording = Recording::start("target", load.target.pid(), &run, &[])?;
         thread::sleep(SECOND / 2);

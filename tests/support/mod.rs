@@ -82,6 +82,13 @@ pub fn fabscope<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Resu
     outcome(Command::new(FABSCOPE).args(arguments))
 }
 
+/// Whether this process, and so what it starts, ignores a signal: some CI runners and nohup have it so.
+pub fn ignores(signal: Signal) -> Result<bool> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).context("no SigIgn")?;
+    Ok(u64::from_str_radix(mask.trim(), 16)? >> (signal as u32 - 1) & 1 == 1)
+}
+
 /// Whether uprobes and BPF programs can be had here; says why where not.
 pub fn can_trace() -> bool {
     if !nix::unistd::geteuid().is_root() {
