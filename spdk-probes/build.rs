@@ -12,7 +12,8 @@ fn main() {
     // Debian keeps the architecture's kernel headers in a folder that clang does not search for BPF.
     let architecture = std::env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets CARGO_CFG_TARGET_ARCH");
     let multiarch = format!("/usr/include/{architecture}-linux-gnu");
-    let mut arguments = vec!["-Wall".to_owned(), "-Werror".to_owned(), format!("-I{shared}")];
+    let mut arguments: Vec<String> = ["-Wall", "-Werror", "-mcpu=v3"].map(str::to_owned).into();
+    arguments.push(format!("-I{shared}"));
     if Path::new(&multiarch).is_dir() {
         arguments.extend(["-idirafter".to_owned(), multiarch]);
     }
@@ -29,6 +30,7 @@ fn main() {
         .clang_arg(format!("-I{shared}"))
         .allowlist_type("spdk_.*_message")
         .allowlist_type("spdk_message")
+        .allowlist_type("spdk_in_flight")
         .allowlist_type("spdk_event")
         .allowlist_type("spdk_argument")
         .allowlist_var("SPDK_.*")

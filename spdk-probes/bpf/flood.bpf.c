@@ -11,15 +11,25 @@ struct {
 	__uint(max_entries, 1 << 24);
 } ring SEC(".maps");
 
-__u64 sent = 0;
-__u64 lost = 0;
+/* Records in the ring, and those that found it full. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, __u64);
+} counts SEC(".maps");
 
 SEC("raw_tp")
 int flood(void *ctx)
 {
 	struct fab_command command = {.message = FAB_MSG_COMMAND, .queue = 1, .nsid = 1, .bytes = 4096, .nlb0 = 7, .opcode = 2};
-	__u64 now = bpf_ktime_get_ns();
-	__u32 i;
+	__u64 now = bpf_ktime_get_ns(), *sent, *lost;
+	__u32 i, first = 0, second = 1;
+
+	sent = bpf_map_lookup_elem(&counts, &first);
+	lost = bpf_map_lookup_elem(&counts, &second);
+	if (!sent || !lost)
+		return 0;
 
 	command.stream_position = FAB_NO_POSITION;
 	for (i = 0; i < RECORDS; i++) {
@@ -31,9 +41,9 @@ int flood(void *ctx)
 		command.ts[FAB_T_RESP] = now + i + 9100;
 		command.ts[FAB_T_SENT] = now + i + 15000;
 		if (bpf_ringbuf_output(&ring, &command, sizeof(command), BPF_RB_NO_WAKEUP))
-			lost += 1;
+			*lost += 1;
 		else
-			sent += 1;
+			*sent += 1;
 	}
 	return 0;
 }

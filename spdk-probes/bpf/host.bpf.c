@@ -9,24 +9,37 @@
 
 const volatile struct spdk_layout_host layout = {};
 
-/* Completed by the driver, not yet by the layer above: by what the application is called back with. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__type(key, __u64);
-	__type(value, struct fab_command);
-} ending SEC(".maps");
+/* When a bdev_io was submitted to the bdev layer. */
+struct bdev_io_at {
+	__u64 bdev_io;
+	__u64 at;
+};
 
-/* When a bdev_io was submitted to the bdev layer, by its address. */
+/* By the slot of the bdev_io's address; see slot_of. */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__type(key, __u64);
-	__type(value, __u64);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, SPDK_SLOTS);
+	__type(key, __u32);
+	__type(value, struct bdev_io_at);
 } bdev_ios SEC(".maps");
 
-/* Entries begin here; too large for the stack beside the rest. */
-const struct in_flight nothing = {};
+/* Those whose slot another one has, by their address. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, SPDK_OVERFLOW);
+	__type(key, __u64);
+	__type(value, __u64);
+} bdev_overflow SEC(".maps");
+
+/* Whether that has ever been needed. */
+__u64 bdev_overflowed = 0;
+
+/*
+ * Commands that the driver has completed and the layer above not yet are found by what the application is called
+ * back with, in the same table as requests: addresses are even, these keys are not.
+ */
+#define ENDING(callback) ((callback) | 1)
 
 static __always_inline int announce(__u64 qpair, const struct connection *c, int fd)
 {
@@ -100,11 +113,57 @@ static __always_inline int concerns(__u64 qpair)
 	__u32 trtype = 0;
 	__u16 id = 0;
 
-	if (READ(id, qpair, layout.qpair_id) || id == 0)
-		return 0;
 	if (layout.qpair_trtype == SPDK_ABSENT)
-		return 1;
-	return !READ(trtype, qpair, layout.qpair_trtype) && trtype == layout.trtype_tcp;
+		return !READ(id, qpair, layout.qpair_id) && id;
+	return !READ_BOTH(id, trtype, qpair, layout.qpair_id, layout.qpair_trtype) && id &&
+	       trtype == layout.trtype_tcp;
+}
+
+static __always_inline void bdev_began(__u64 bdev_io, __u64 now)
+{
+	__u32 slot = slot_of(bdev_io);
+	struct bdev_io_at *own = bpf_map_lookup_elem(&bdev_ios, &slot);
+
+	if (own) {
+		__u64 whose = own->bdev_io;
+
+		/* Two threads may want the same slot. */
+		if (!whose)
+			whose = __sync_val_compare_and_swap(&own->bdev_io, 0, bdev_io);
+		if (!whose || whose == bdev_io) {
+			own->at = now;
+			return;
+		}
+	}
+	bdev_overflowed = 1;
+	bpf_map_update_elem(&bdev_overflow, &bdev_io, &now, BPF_ANY);
+}
+
+/* When the bdev_io was submitted, or 0. */
+static __always_inline __u64 bdev_at(__u64 bdev_io)
+{
+	__u32 slot = slot_of(bdev_io);
+	struct bdev_io_at *own = bpf_map_lookup_elem(&bdev_ios, &slot);
+	__u64 *at;
+
+	if (own && own->bdev_io == bdev_io)
+		return own->at;
+	if (!bdev_overflowed)
+		return 0;
+	at = bpf_map_lookup_elem(&bdev_overflow, &bdev_io);
+	return at ? *at : 0;
+}
+
+/* The bdev_io is over. */
+static __always_inline void bdev_over(__u64 bdev_io)
+{
+	__u32 slot = slot_of(bdev_io);
+	struct bdev_io_at *own = bpf_map_lookup_elem(&bdev_ios, &slot);
+
+	if (own && own->bdev_io == bdev_io)
+		own->bdev_io = 0;
+	else if (bdev_overflowed)
+		bpf_map_delete_elem(&bdev_overflow, &bdev_io);
 }
 
 /* h_queued of bdev users: bdev_io_submit(bdev_io), where the application's I/O enters SPDK's block layer. */
@@ -112,12 +171,9 @@ SEC("uprobe")
 int bdev_submit(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u64 bdev_io;
 
-	if (!ours())
-		return 0;
-	bdev_io = argument(ctx, 0);
-	bpf_map_update_elem(&bdev_ios, &bdev_io, &now, BPF_ANY);
+	if (ours())
+		bdev_began(argument(ctx, 0), now);
 	return 0;
 }
 
@@ -126,12 +182,9 @@ SEC("uprobe")
 int bdev_nvme_submit(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u64 bdev_io;
 
-	if (!ours())
-		return 0;
-	bdev_io = argument(ctx, 0);
-	bpf_map_update_elem(&bdev_ios, &bdev_io, &now, BPF_ANY);
+	if (ours())
+		bdev_began(argument(ctx, 0), now);
 	return 0;
 }
 
@@ -145,8 +198,8 @@ SEC("uprobe")
 int submit_request(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u64 callback = 0, qpair, request, bdev_io, *began;
-	struct in_flight *e;
+	__u64 callback = 0, qpair, request, bdev_io, began;
+	struct spdk_in_flight *e;
 
 	if (!ours())
 		return 0;
@@ -154,27 +207,32 @@ int submit_request(struct pt_regs *ctx)
 	request = argument(ctx, 1);
 	if (!concerns(qpair))
 		return 0;
-	e = bpf_map_lookup_elem(&in_flight, &request);
-	if (e && e->identified)
-		count(FAB_LOST_UNFINISHED); /* freed without a completion: its queue pair died */
-	if (bpf_map_update_elem(&in_flight, &request, &nothing, BPF_ANY)) {
+	e = find(request);
+	if (e) {
+		if (e->identified)
+			count(FAB_LOST_UNFINISHED); /* freed without a completion: its queue pair died */
+		end(e, request);
+	}
+	e = claim(request);
+	if (!e) {
 		count(FAB_SEEN);
 		count(FAB_LOST_MAP);
 		return 0;
 	}
-	e = bpf_map_lookup_elem(&in_flight, &request);
-	if (!e)
-		return 0;
+	/* The rest is cleared when it is known whether the command is sampled. */
+	e->identified = 0;
+	e->holder = 0;
+	e->command.ts[FAB_H_DRIVER] = 0;
 	e->command.ts[FAB_H_QUEUED] = now;
 	if (READ(callback, request, layout.request_cb_arg))
 		return 0;
 	if (layout.bdev_io_driver_ctx != SPDK_ABSENT) {
 		/* The NVMe bdev's part of a bdev_io is what its requests are completed with. */
 		bdev_io = callback - layout.bdev_io_driver_ctx;
-		began = bpf_map_lookup_elem(&bdev_ios, &bdev_io);
+		began = bdev_at(bdev_io);
 		if (!began)
 			return 0;
-		e->command.ts[FAB_H_QUEUED] = *began;
+		e->command.ts[FAB_H_QUEUED] = began;
 		callback = bdev_io;
 	}
 	if (layout.ends_at_callback)
@@ -190,57 +248,55 @@ SEC("uprobe")
 int tcp_submit_request(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	struct in_flight *e;
+	struct spdk_in_flight *e;
 	__u64 request;
 
 	if (!ours())
 		return 0;
 	request = argument(ctx, 0);
-	e = bpf_map_lookup_elem(&in_flight, &request);
+	e = find(request);
 	if (e && !e->identified)
 		e->command.ts[FAB_H_DRIVER] = now;
 	return 0;
 }
 
 /* The capsule is queued on the socket: it has its cid now, and the flush that comes next sends it. */
-static __always_inline void capsule(__u64 tqpair, __u64 pdu, __u64 request, __u64 now)
+static __always_inline void capsule(__u64 tqpair, const struct sqe *sqe, __u64 request, __u64 now)
 {
-	struct in_flight *e;
+	struct spdk_in_flight *e = find(request);
+	__u64 queued, driver, holder;
 	struct connection *c;
-	struct sqe sqe = {};
 
-	if (READ(sqe, pdu, layout.pdu_sqe)) {
-		e = bpf_map_lookup_elem(&in_flight, &request);
-		if (e) {
-			count(FAB_SEEN);
-			count(FAB_LOST_READ);
-			bpf_map_delete_elem(&in_flight, &request);
-		}
-		return;
-	}
-	if (sqe.opcode == OPC_FABRIC) {
-		if ((sqe.nsid & 0xff) == FCTYPE_CONNECT)
+	if (sqe->opcode == OPC_FABRIC) {
+		if ((sqe->nsid & 0xff) == FCTYPE_CONNECT)
 			connecting(tqpair, now);
-		bpf_map_delete_elem(&in_flight, &request);
+		if (e)
+			end(e, request);
 		return;
 	}
-	e = bpf_map_lookup_elem(&in_flight, &request);
 	if (!e || e->identified)
 		return; /* admin, or queued before recording began */
-	c = connection_of(tqpair, now);
 	count(FAB_SEEN);
+	if (!kept(sqe)) {
+		count(FAB_UNSAMPLED);
+		end(e, request);
+		return;
+	}
+	c = connection_of(tqpair, now);
 	if (!c) {
 		count(FAB_LOST_MAP);
-		bpf_map_delete_elem(&in_flight, &request);
+		end(e, request);
 		return;
 	}
-	if (!kept(&sqe)) {
-		count(FAB_UNSAMPLED);
-		bpf_map_delete_elem(&in_flight, &request);
-		return;
-	}
+	queued = e->command.ts[FAB_H_QUEUED];
+	driver = e->command.ts[FAB_H_DRIVER];
+	holder = e->holder;
+	clear(e);
+	e->command.ts[FAB_H_QUEUED] = queued;
+	e->command.ts[FAB_H_DRIVER] = layout.driver_with_capsule ? now : driver;
+	e->holder = holder;
 	e->identified = 1;
-	identify(&e->command, &sqe);
+	identify(&e->command, sqe);
 	e->command.queue = c->queue;
 	e->socket = c->socket;
 	await_flush(e, request, FAB_H_SENT);
@@ -252,7 +308,7 @@ static __always_inline void capsule(__u64 tqpair, __u64 pdu, __u64 request, __u6
  */
 static __always_inline void h2c_data(__u64 request, __u8 flags, __u64 now)
 {
-	struct in_flight *e = bpf_map_lookup_elem(&in_flight, &request);
+	struct spdk_in_flight *e = find(request);
 	struct socket_state *s;
 	__u64 seen = now;
 
@@ -272,27 +328,47 @@ static __always_inline void h2c_data(__u64 request, __u8 flags, __u64 now)
 	e->answering = !(flags & PDU_FLAG_LAST);
 }
 
+/* What a PDU says can not be read; if it was a capsule, its command stays unknown. */
+static __always_inline void unread(__u64 request)
+{
+	struct spdk_in_flight *e = find(request);
+
+	if (!e || e->identified)
+		return;
+	count(FAB_SEEN);
+	count(FAB_LOST_READ);
+	end(e, request);
+}
+
 /* h_sent, h_r2t, h_data_sent: nvme_tcp_qpair_write_pdu(tqpair, pdu, callback, tcp_req) queues a PDU. */
 SEC("uprobe")
 int write_pdu(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
 	__u64 tqpair, pdu, tcp_req, request = 0;
-	__u8 head[2] = {};
+	/* A PDU's header begins 8 bytes before the SQE that a command capsule carries. */
+	struct {
+		__u8 type;
+		__u8 flags;
+		__u8 rest[6];
+		struct sqe sqe;
+	} head = {};
 
 	if (!ours())
 		return 0;
 	tqpair = argument(ctx, 0);
 	pdu = argument(ctx, 1);
 	tcp_req = argument(ctx, 2);
-	/* A PDU's header begins 8 bytes before the SQE that a command capsule carries. */
-	if (READ(head, pdu, layout.pdu_sqe - 8) || (head[0] != PDU_CAPSULE_CMD && head[0] != PDU_H2C_DATA) ||
-	    READ(request, tcp_req, layout.tcp_req_req))
+	if (READ(request, tcp_req, layout.tcp_req_req))
 		return 0;
-	if (head[0] == PDU_CAPSULE_CMD)
-		capsule(tqpair, pdu, request, now);
-	else
-		h2c_data(request, head[1], now);
+	if (READ(head, pdu, layout.pdu_sqe - 8)) {
+		unread(request);
+		return 0;
+	}
+	if (head.type == PDU_CAPSULE_CMD)
+		capsule(tqpair, &head.sqe, request, now);
+	else if (head.type == PDU_H2C_DATA)
+		h2c_data(request, head.flags, now);
 	return 0;
 }
 
@@ -339,31 +415,31 @@ SEC("uprobe")
 int req_complete(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u64 tcp_req, qpair, cpl, request = 0, callback;
-	struct fab_command *before;
+	__u64 tcp_req, qpair, cpl, request = 0, ending;
+	struct spdk_in_flight *e, *other;
 	struct socket_state *s;
-	struct in_flight *e;
 	__u16 status = 0;
 	__u8 opcode = 0;
 
 	if (!ours())
 		return 0;
 	tcp_req = argument(ctx, 0);
-	qpair = argument(ctx, 1);
-	cpl = argument(ctx, 2);
 	if (READ(request, tcp_req, layout.tcp_req_req))
 		return 0;
-	e = bpf_map_lookup_elem(&in_flight, &request);
+	e = find(request);
 	if (!e) {
-		if (common.limit == 0xffffffff && concerns(qpair) &&
-		    !READ(opcode, request, layout.request_cmd) && opcode != OPC_FABRIC)
+		if (common.limit != 0xffffffff)
+			return 0;
+		qpair = argument(ctx, 1);
+		if (concerns(qpair) && !READ(opcode, request, layout.request_cmd) && opcode != OPC_FABRIC)
 			count(FAB_NO_START);
 		return 0;
 	}
 	if (!e->identified) {
-		bpf_map_delete_elem(&in_flight, &request);
+		end(e, request);
 		return 0;
 	}
+	cpl = argument(ctx, 2);
 	e->command.ts[FAB_H_DONE] = now;
 	s = bpf_map_lookup_elem(&sockets, &e->socket);
 	if (s && s->received > e->command.ts[FAB_H_DRIVER])
@@ -376,38 +452,53 @@ int req_complete(struct pt_regs *ctx)
 		e->command.flags |= FAB_FLAG_CANCELED;
 		e->command.ts[FAB_H_RECV] = 0;
 	}
-	callback = e->holder;
-	if (callback) {
-		/* A retry of the layer above takes the same bdev_io again: the first attempt ends without it. */
-		before = bpf_map_lookup_elem(&ending, &callback);
-		if (before)
-			send_command(before);
-		if (bpf_map_update_elem(&ending, &callback, &e->command, BPF_ANY))
-			send_command(&e->command);
+	if (!e->holder) {
+		send_command(&e->command);
+		end(e, request);
+		return 0;
+	}
+	ending = ENDING(e->holder);
+	/* A retry of the layer above takes the same bdev_io again: the first attempt ends without it. */
+	other = find(ending);
+	if (other) {
+		send_command(&other->command);
+		end(other, ending);
+	}
+	other = claim(ending);
+	if (other) {
+		other->command = e->command;
+		other->waiting = 0;
+		other->identified = 1;
 	} else {
 		send_command(&e->command);
 	}
-	bpf_map_delete_elem(&in_flight, &request);
+	end(e, request);
 	return 0;
 }
 
 static __always_inline void ended(__u64 callback, __u64 now)
 {
-	struct fab_command *command = bpf_map_lookup_elem(&ending, &callback);
+	struct spdk_in_flight *e = find(ENDING(callback));
 
-	if (!command)
+	if (!e)
 		return;
-	command->ts[FAB_H_END] = now;
-	send_command(command);
-	bpf_map_delete_elem(&ending, &callback);
+	e->command.ts[FAB_H_END] = now;
+	send_command(&e->command);
+	end(e, ENDING(callback));
 }
 
 /* h_end of bdev users: bdev_io_complete(bdev_io), which calls the application back. */
 SEC("uprobe")
 int bdev_complete(struct pt_regs *ctx)
 {
-	if (ours())
-		ended(argument(ctx, 0), bpf_ktime_get_ns());
+	__u64 now = bpf_ktime_get_ns();
+	__u64 bdev_io;
+
+	if (!ours())
+		return 0;
+	bdev_io = argument(ctx, 0);
+	ended(bdev_io, now);
+	bdev_over(bdev_io);
 	return 0;
 }
 

@@ -10,10 +10,16 @@
  * that takes the PDU along; it gives its time to all that wait, and empties the list.
  *
  * A flush that finds the socket's buffer full counts all the same: that wait is the network's doing.
+ *
+ * What a program does costs tens of nanoseconds where the trap that leads to it costs many hundreds, but it is paid
+ * on every hit. So commands under way lie in an array, in a slot that their request's address alone tells: looking
+ * one up is an addition and a comparison, without a call, and a command that is not sampled is known by its slot
+ * not being its own. Where two requests have the same slot, the later one goes into a hash table.
  */
 #ifndef FABSCOPE_SPDK_BPF_H
 #define FABSCOPE_SPDK_BPF_H
 
+#include <stddef.h>
 #include <linux/bpf.h>
 #include <linux/ptrace.h>
 #include <bpf/bpf_helpers.h>
@@ -27,17 +33,6 @@
 #define FCTYPE_CONNECT 0x01
 
 const volatile struct spdk_common common = {};
-
-/* A command under way. Both sides have the same, so that the socket's programs serve both. */
-struct in_flight {
-	struct fab_command command;
-	__u64 socket;
-	__u64 r2t_at;      /* host: when the R2T at hand was seen; 0 when its turnaround is in the sum */
-	__u64 holder;      /* target: its queue pair; host: what the application will be called back with */
-	__u8 waiting;      /* 1 + the boundary that the next flush is, or 0 */
-	__u8 identified;   /* counted as seen */
-	__u8 answering;    /* host: between the first and the last H2CData of an R2T */
-};
 
 struct socket_state {
 	__u64 received;        /* when the last read that brought bytes returned */
@@ -84,13 +79,22 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
-/* By the address of the request. */
+/* By slot; see slot_of. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, SPDK_SLOTS);
+	__type(key, __u32);
+	__type(value, struct spdk_in_flight);
+} in_flight SEC(".maps");
+
+/* By the address of the request: those whose slot another one has. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
+	__uint(max_entries, SPDK_OVERFLOW);
 	__type(key, __u64);
-	__type(value, struct in_flight);
-} in_flight SEC(".maps");
+	__type(value, struct spdk_in_flight);
+} overflow SEC(".maps");
 
 /* By the kernel's struct sock, or by file descriptor. */
 struct {
@@ -110,12 +114,39 @@ struct {
 
 /* What new entries begin as; too large for the stack. */
 const struct socket_state no_socket = {};
+const struct spdk_in_flight nothing = {};
 
 __u64 last_queue = 0;
+
+/* Whether the overflow table has ever been needed. */
+__u64 overflowed = 0;
 
 #define FIELD(base, offset) ((const void *)((base) + (offset)))
 #define READ(destination, base, offset) \
 	bpf_probe_read_user(&(destination), sizeof(destination), FIELD(base, offset))
+
+/*
+ * Two members of one structure, with one read where they lie near each other: the offsets are constants when the
+ * program is loaded, and the verifier leaves one of the ways.
+ */
+#define NEAR 64
+#define READ_BOTH(first, second, base, first_offset, second_offset) \
+	({ \
+		__u32 begins = (first_offset) < (second_offset) ? (first_offset) : (second_offset); \
+		__u32 one = (first_offset) - begins, two = (second_offset) - begins; \
+		char block[NEAR] = {}; \
+		long failed; \
+		if (one <= NEAR - sizeof(first) && two <= NEAR - sizeof(second)) { \
+			__u32 length = one + sizeof(first) > two + sizeof(second) ? one + sizeof(first) : \
+										    two + sizeof(second); \
+			failed = length > NEAR || bpf_probe_read_user(block, length, FIELD(base, begins)); \
+			__builtin_memcpy(&(first), block + one, sizeof(first)); \
+			__builtin_memcpy(&(second), block + two, sizeof(second)); \
+		} else { \
+			failed = READ(first, base, first_offset) || READ(second, base, second_offset); \
+		} \
+		failed; \
+	})
 
 static __always_inline void count(__u32 counter)
 {
@@ -139,10 +170,14 @@ static __always_inline int ours(void)
 
 /*
  * The reader looks every few milliseconds by itself: waking it for each record would cost the recorded
- * thread more than the record. Only a ring that fills up wakes it.
+ * thread more than the record. Only a ring that fills up wakes it, and that is looked at once in so many records.
  */
-static __always_inline __u64 wakeup(void)
+#define LOOK_EVERY 64
+
+static __always_inline __u64 wakeup(__u64 sent)
 {
+	if (sent % LOOK_EVERY)
+		return BPF_RB_NO_WAKEUP;
 	return bpf_ringbuf_query(&ring, BPF_RB_AVAIL_DATA) > bpf_ringbuf_query(&ring, BPF_RB_RING_SIZE) / 4
 		       ? BPF_RB_FORCE_WAKEUP
 		       : BPF_RB_NO_WAKEUP;
@@ -150,10 +185,78 @@ static __always_inline __u64 wakeup(void)
 
 static __always_inline void send_command(struct fab_command *command)
 {
-	if (bpf_ringbuf_output(&ring, command, sizeof(*command), wakeup()) == 0)
-		count(FAB_RECORDED);
+	__u32 recorded = FAB_RECORDED;
+	__u64 *sent = bpf_map_lookup_elem(&counters, &recorded);
+
+	if (!sent)
+		return;
+	if (bpf_ringbuf_output(&ring, command, sizeof(*command), wakeup(*sent)) == 0)
+		*sent += 1;
 	else
 		count(FAB_LOST_RING);
+}
+
+/* Requests lie at least 64 bytes apart, most of them in arrays: neighbours have slots of their own. */
+static __always_inline __u32 slot_of(__u64 request)
+{
+	return (request >> 6 ^ request >> 22) & (SPDK_SLOTS - 1);
+}
+
+/* The command of this request, if it is under way and sampled. */
+static __always_inline struct spdk_in_flight *find(__u64 request)
+{
+	__u32 slot = slot_of(request);
+	struct spdk_in_flight *e = bpf_map_lookup_elem(&in_flight, &slot);
+
+	if (e && e->request == request)
+		return e;
+	if (!overflowed)
+		return 0;
+	return bpf_map_lookup_elem(&overflow, &request);
+}
+
+/* An entry for a request that has none, with nothing of it known but that; 0 where there is no more room. */
+static __always_inline struct spdk_in_flight *claim(__u64 request)
+{
+	__u32 slot = slot_of(request);
+	struct spdk_in_flight *e = bpf_map_lookup_elem(&in_flight, &slot);
+
+	/* Two threads may want the same slot. */
+	if (e && __sync_val_compare_and_swap(&e->request, 0, request) == 0)
+		return e;
+	overflowed = 1;
+	if (bpf_map_update_elem(&overflow, &request, &nothing, BPF_ANY))
+		return 0;
+	e = bpf_map_lookup_elem(&overflow, &request);
+	if (e)
+		e->request = request;
+	return e;
+}
+
+/* Forgets what the slot's last command left. */
+static __always_inline void clear(struct spdk_in_flight *e)
+{
+	__builtin_memset(&e->command, 0, sizeof(e->command));
+	e->socket = 0;
+	e->r2t_at = 0;
+	e->holder = 0;
+	e->waiting = 0;
+	e->identified = 0;
+	e->answering = 0;
+	e->answered = 0;
+}
+
+/* The command is over. */
+static __always_inline void end(struct spdk_in_flight *e, __u64 request)
+{
+	__u32 slot = slot_of(request);
+	struct spdk_in_flight *own = bpf_map_lookup_elem(&in_flight, &slot);
+
+	if (own == e) {
+		e->request = 0;
+		return;
+	}
+	bpf_map_delete_elem(&overflow, &request);
 }
 
 /* Fills in what the SQE says of a command. */
@@ -210,29 +313,54 @@ static __always_inline void watch(__u64 socket)
 		bpf_map_update_elem(&sockets, &socket, &no_socket, BPF_ANY);
 }
 
-/* The PDU that was queued for this boundary leaves with the next flush. */
-static __always_inline void await_flush(struct in_flight *e, __u64 request, __u32 boundary)
+/* The PDU that was queued for this boundary leaves with the next flush. Whether that will be seen. */
+static __always_inline int await_flush(struct spdk_in_flight *e, __u64 request, __u32 boundary)
 {
-	struct socket_state *s = bpf_map_lookup_elem(&sockets, &e->socket);
+	struct socket_state *s;
 	__u64 n;
 
+	if (!e->socket)
+		return 0;
+	s = bpf_map_lookup_elem(&sockets, &e->socket);
 	if (!s)
-		return;
+		return 0;
 	n = s->waiting;
 	if (n >= SPDK_WAITING)
-		return; /* the boundary stays unknown */
+		return 0; /* the boundary stays unknown */
 	s->list[n & (SPDK_WAITING - 1)] = request;
 	s->waiting = n + 1;
 	e->waiting = boundary + 1;
+	return 1;
+}
+
+/* A flush that this request waited for. A function of its own: the verifier looks at it once, not for each. */
+__noinline int flushed_one(__u64 request, __u64 now)
+{
+	struct spdk_in_flight *e = find(request);
+	__u32 boundary;
+
+	if (!e || !e->waiting)
+		return 0;
+	boundary = (e->waiting - 1) & (FAB_SLOTS - 1);
+	e->waiting = 0;
+	if (!e->command.ts[boundary])
+		e->command.ts[boundary] = now;
+	if (e->answered) {
+		send_command(&e->command);
+		end(e, request);
+	} else if (e->r2t_at && boundary == FAB_H_DATA_SENT) {
+		e->command.r2t_turnaround += now - e->r2t_at;
+		e->r2t_at = 0;
+	}
+	return 0;
 }
 
 /* A flush of a socket of this process. */
 static __always_inline void flushed(__u64 socket)
 {
 	struct socket_state *s = bpf_map_lookup_elem(&sockets, &socket);
-	struct in_flight *e;
-	__u64 now, request, n;
-	__u32 boundary, i;
+	__u64 now, n;
+	__u32 i;
 
 	if (!s || !s->waiting)
 		return;
@@ -241,18 +369,7 @@ static __always_inline void flushed(__u64 socket)
 	for (i = 0; i < SPDK_WAITING; i++) {
 		if (i >= n)
 			break;
-		request = s->list[i];
-		e = bpf_map_lookup_elem(&in_flight, &request);
-		if (!e || !e->waiting)
-			continue;
-		boundary = e->waiting - 1;
-		e->waiting = 0;
-		if (!e->command.ts[boundary & (FAB_SLOTS - 1)])
-			e->command.ts[boundary & (FAB_SLOTS - 1)] = now;
-		if (e->r2t_at && boundary == FAB_H_DATA_SENT) {
-			e->command.r2t_turnaround += now - e->r2t_at;
-			e->r2t_at = 0;
-		}
+		flushed_one(s->list[i], now);
 	}
 	s->waiting = 0;
 }
@@ -316,7 +433,23 @@ static __always_inline __u64 argument(struct pt_regs *ctx, __u32 which)
 
 	if ((spec & 3) == SPDK_ARGUMENT_CONSTANT)
 		return displacement;
-	bpf_probe_read_kernel(&value, sizeof(value), (void *)ctx + (spec >> 2 & 31) * sizeof(long));
+	/* Nearly always it is one of the first arguments in its own register; those need no call. */
+	switch (spec >> 2 & 31) {
+	case offsetof(struct pt_regs, rdi) / sizeof(long):
+		value = ctx->rdi;
+		break;
+	case offsetof(struct pt_regs, rsi) / sizeof(long):
+		value = ctx->rsi;
+		break;
+	case offsetof(struct pt_regs, rdx) / sizeof(long):
+		value = ctx->rdx;
+		break;
+	case offsetof(struct pt_regs, rcx) / sizeof(long):
+		value = ctx->rcx;
+		break;
+	default:
+		bpf_probe_read_kernel(&value, sizeof(value), (void *)ctx + (spec >> 2 & 31) * sizeof(long));
+	}
 	at = value + displacement;
 	if ((spec & 3) == SPDK_ARGUMENT_MEMORY && READ(value, at, 0))
 		return 0;

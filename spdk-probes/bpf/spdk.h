@@ -20,6 +20,10 @@
 /* Commands that may wait for one flush of a socket. SPDK flushes at the latest when 64 buffers are queued. */
 #define SPDK_WAITING 128
 
+/* Slots for commands under way, a power of two, and how many may be under way whose slot another one has. */
+#define SPDK_SLOTS 16384
+#define SPDK_OVERFLOW 65536
+
 /* "The structure has no such member in this build." */
 #define SPDK_ABSENT 0xffffffffU
 /* The same of a socket's descriptor, which may lie before the part that queue pairs point to. */
@@ -29,6 +33,19 @@ enum spdk_message {
 	SPDK_MSG_QUEUE = FAB_MSG_PRIVATE,
 	SPDK_MSG_QUEUE_WENT,
 	SPDK_MSG_EVENT,
+};
+
+/* A command under way. Both sides have the same, so that the socket's programs serve both. */
+struct spdk_in_flight {
+	struct fab_command command;
+	__u64 request;     /* whose slot this is; 0 for nobody's */
+	__u64 socket;
+	__u64 r2t_at;      /* host: when the R2T at hand was seen; 0 when its turnaround is in the sum */
+	__u64 holder;      /* target: its queue pair; host: what the application will be called back with */
+	__u8 waiting;      /* 1 + the boundary that the next flush is, or 0 */
+	__u8 identified;   /* counted as seen */
+	__u8 answering;    /* host: between the first and the last H2CData of an R2T */
+	__u8 answered;     /* target: the response is queued, and the command over with the flush */
 };
 
 /* A queue, sent before its first command. */
@@ -137,9 +154,12 @@ struct spdk_layout_target {
 	__u32 state_ready_to_execute;
 	__u32 state_executed;
 	__u32 state_completed;
+	__u32 state_ready_to_complete; /* optional */
+	__u32 state_zcopy_started;   /* optional: ZCOPY_START_COMPLETED */
 	__u32 qpair_enabled;         /* optional */
 	__u32 type_unmap;            /* optional */
 	__u32 r2t_at_queueing;       /* no flush is seen: t_r2t is when the R2T was queued */
+	__u32 done_with_response;    /* t_done is taken where t_resp is */
 };
 
 struct spdk_layout_host {
@@ -159,6 +179,7 @@ struct spdk_layout_host {
 	__u32 bdev_io_driver_ctx;    /* optional: bdev users */
 	__u32 trtype_tcp;            /* optional */
 	__u32 ends_at_callback;      /* a hook tells when the application gets its completion */
+	__u32 driver_with_capsule;   /* h_driver is taken where the capsule is queued */
 };
 
 #endif /* FABSCOPE_SPDK_H */

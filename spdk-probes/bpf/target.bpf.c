@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
  * The SPDK NVMe/TCP target: one entry per command, keyed by the address of its request, filled in as the
- * command passes and sent when the request is freed.
+ * command passes and sent with the flush that takes its response along. That the request is freed later is not
+ * waited for: it would be one more trap for each command, and tell nothing.
  *
  * struct spdk_nvmf_tcp_req begins with struct spdk_nvmf_request, so the transport, the nvmf library and the
  * bdev layer's caller_ctx all know a command by the same address.
@@ -95,11 +96,24 @@ static __always_inline struct connection *connection_of(__u64 qpair, __u64 now)
 	return bpf_map_lookup_elem(&connections, &qpair);
 }
 
+/*
+ * An entry is there when its request is taken again. On the same connection, its command was answered: without
+ * passing EXECUTED where it could not be executed (an SGL that is too long, a broken fused pair), or with a flush
+ * that is not seen. On another one, its queue pair died.
+ */
+static __always_inline void left_over(struct spdk_in_flight *old, __u64 req, __u64 queue)
+{
+	if (old->command.queue == queue)
+		send_command(&old->command);
+	else
+		count(FAB_LOST_UNFINISHED);
+	end(old, req);
+}
+
 /* t_recv: the request is NEW. Its SQE is still in the PDU that was received. */
 static __always_inline void received(__u64 req, __u64 now)
 {
-	struct in_flight entry = {};
-	struct in_flight *old;
+	struct spdk_in_flight *e;
 	struct connection *c;
 	struct sqe sqe = {};
 	__u64 qpair = 0, pdu = 0;
@@ -124,87 +138,116 @@ static __always_inline void received(__u64 req, __u64 now)
 	if (c->qid == 0)
 		return;
 	count(FAB_SEEN);
-	old = bpf_map_lookup_elem(&in_flight, &req);
-	if (old) {
-		/* Freed without passing COMPLETED: its queue pair died. */
-		count(FAB_LOST_UNFINISHED);
-	}
+	e = find(req);
+	if (e)
+		left_over(e, req, c->queue);
 	if (!kept(&sqe)) {
-		if (old)
-			bpf_map_delete_elem(&in_flight, &req);
 		count(FAB_UNSAMPLED);
 		return;
 	}
-	identify(&entry.command, &sqe);
-	entry.command.queue = c->queue;
-	entry.command.ts[FAB_T_RECV] = now;
-	entry.socket = c->socket;
-	entry.holder = qpair;
-	entry.identified = 1;
-	if (bpf_map_update_elem(&in_flight, &req, &entry, BPF_ANY))
+	e = claim(req);
+	if (!e) {
 		count(FAB_LOST_MAP);
+		return;
+	}
+	clear(e);
+	identify(&e->command, &sqe);
+	e->command.queue = c->queue;
+	e->command.ts[FAB_T_RECV] = now;
+	e->socket = c->socket;
+	e->holder = qpair;
+	e->identified = 1;
 }
 
 /* t_data: all data of a write that had its R2T is there. In-capsule writes pass here too, and have no t_data. */
 static __always_inline void data_complete(__u64 req, __u64 now)
 {
-	struct in_flight *e = bpf_map_lookup_elem(&in_flight, &req);
+	struct spdk_in_flight *e = find(req);
 
 	if (!e || !e->command.r2ts || e->command.ts[FAB_T_DATA])
 		return;
 	e->command.ts[FAB_T_DATA] = now;
 }
 
-/* t_resp: the completion entry is final and the transport has it. */
-static __always_inline void responding(__u64 req, __u64 now)
+/*
+ * A command that is answered and was not seen to begin: one of the unsampled, or begun before recording. Only
+ * without sampling can that be told.
+ */
+static __always_inline void no_start(__u64 req)
 {
-	struct in_flight *e = bpf_map_lookup_elem(&in_flight, &req);
-	__u16 status = 0;
-	__u64 rsp = 0;
-
-	if (!e || e->command.ts[FAB_T_RESP])
-		return;
-	e->command.ts[FAB_T_RESP] = now;
-	await_flush(e, req, FAB_T_SENT);
-	/* CQE dword 3, upper half: phase, SC, SCT. */
-	if (!READ(rsp, req, layout.request_rsp) && !READ(status, rsp, 14))
-		e->command.status = status >> 1 & 0x7ff;
-}
-
-/* The request is freed: what is known of its command is all there will be. */
-static __always_inline void freed(__u64 req)
-{
-	struct in_flight *e = bpf_map_lookup_elem(&in_flight, &req);
 	__u64 qpair = 0, cmd = 0;
 	__u16 qid = 0;
-	__u8 state = 0, opcode = 0;
+	__u8 opcode = 0;
 
-	if (!e) {
-		/* One of the unsampled, or begun before recording: only without sampling can that be told. */
-		if (common.limit == 0xffffffff && !READ(qpair, req, layout.request_qpair) &&
-		    !READ(qid, qpair, layout.qpair_qid) && qid && !READ(cmd, req, layout.request_cmd) &&
-		    !READ(opcode, cmd, 0) && opcode != OPC_FABRIC)
-			count(FAB_NO_START);
-		return;
-	}
-	if (!e->command.ts[FAB_T_RESP]) {
-		/* A dying queue pair forces its requests here. A live one answers commands that can not be
-		 * executed (an SGL that is too long, a broken fused pair) without passing EXECUTED. */
-		if (layout.qpair_state == SPDK_ABSENT || layout.qpair_enabled == SPDK_ABSENT ||
-		    READ(state, e->holder, layout.qpair_state) || state != layout.qpair_enabled) {
-			count(FAB_LOST_UNFINISHED);
-			bpf_map_delete_elem(&in_flight, &req);
-			return;
-		}
-	}
-	send_command(&e->command);
-	bpf_map_delete_elem(&in_flight, &req);
+	if (common.limit == 0xffffffff &&
+	    !READ_BOTH(qpair, cmd, req, layout.request_qpair, layout.request_cmd) &&
+	    !READ(qid, qpair, layout.qpair_qid) && qid && !READ(opcode, cmd, 0) && opcode != OPC_FABRIC)
+		count(FAB_NO_START);
 }
 
 /*
- * t_recv, t_data, t_resp and the end, from one function: nvmf_tcp_req_process(transport, tcp_req) is the
- * state machine that every step of a request from outside enters, and the state at its entry says which
- * step this is. It is local to its file and far too large to be inlined, in every version known.
+ * t_resp: the completion entry is final and the transport has it. Storage has called back right before, on the same
+ * thread and down the same calls; or it was another thread, and thread_message has seen that.
+ */
+static __always_inline void responding(__u64 req, __u64 now)
+{
+	struct spdk_in_flight *e = find(req);
+	__u16 status = 0;
+	__u64 rsp = 0;
+
+	if (!e) {
+		no_start(req);
+		return;
+	}
+	if (e->command.ts[FAB_T_RESP])
+		return;
+	e->command.ts[FAB_T_RESP] = now;
+	if (layout.done_with_response && e->command.ts[FAB_T_SUBMIT] && !e->command.ts[FAB_T_DONE])
+		e->command.ts[FAB_T_DONE] = now;
+	/* CQE dword 3, upper half: phase, SC, SCT. */
+	if (!READ(rsp, req, layout.request_rsp) && !READ(status, rsp, 14))
+		e->command.status = status >> 1 & 0x7ff;
+	e->answered = 1;
+	if (layout.r2t_at_queueing || !await_flush(e, req, FAB_T_SENT)) {
+		send_command(&e->command);
+		end(e, req);
+	}
+}
+
+/* A zero-copy read is answered as soon as storage has lent its buffer; a write has yet to be executed then. */
+static __always_inline void lent(__u64 req, __u64 now)
+{
+	struct spdk_in_flight *e = find(req);
+
+	if (e && (e->command.opcode & 3) == 2)
+		responding(req, now);
+}
+
+/*
+ * The request is freed, as a dying queue pair does with all of its own. The places where others are freed are
+ * not among the hook's where that can be had; else most that pass here are over already.
+ */
+static __always_inline void freed(__u64 req)
+{
+	struct spdk_in_flight *e = find(req);
+	__u8 state = 0;
+
+	if (!e)
+		return;
+	if (!e->answered &&
+	    (layout.qpair_state == SPDK_ABSENT || layout.qpair_enabled == SPDK_ABSENT ||
+	     READ(state, e->holder, layout.qpair_state) || state != layout.qpair_enabled))
+		count(FAB_LOST_UNFINISHED);
+	else
+		send_command(&e->command);
+	end(e, req);
+}
+
+/*
+ * t_recv, t_data, t_resp, and t_done with it: nvmf_tcp_req_process(transport, tcp_req) is the state machine that
+ * every step of a request from outside enters, and the state at its entry says which step this is. It is local
+ * to its file and far too large to be inlined, in every version known. Best at the instructions that call it, but for
+ * those that free a request.
  */
 SEC("uprobe")
 int req_process(struct pt_regs *ctx)
@@ -220,12 +263,14 @@ int req_process(struct pt_regs *ctx)
 		return 0;
 	if (state == layout.state_new)
 		received(req, now);
-	else if (state == layout.state_executed)
+	else if (state == layout.state_executed || state == layout.state_ready_to_complete)
 		responding(req, now);
 	else if (state == layout.state_completed)
 		freed(req);
 	else if (state == layout.state_ready_to_execute)
 		data_complete(req, now);
+	else if (state == layout.state_zcopy_started)
+		lent(req, now);
 	return 0;
 }
 
@@ -237,13 +282,13 @@ SEC("uprobe")
 int send_r2t(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	struct in_flight *e;
+	struct spdk_in_flight *e;
 	__u64 req;
 
 	if (!ours())
 		return 0;
 	req = argument(ctx, 0);
-	e = bpf_map_lookup_elem(&in_flight, &req);
+	e = find(req);
 	if (!e)
 		return 0;
 	if (!e->command.r2ts) {
@@ -259,7 +304,7 @@ int send_r2t(struct pt_regs *ctx)
 
 static __always_inline void submitted(__u64 req, __u64 now)
 {
-	struct in_flight *e = bpf_map_lookup_elem(&in_flight, &req);
+	struct spdk_in_flight *e = find(req);
 
 	if (e && !e->command.ts[FAB_T_SUBMIT])
 		e->command.ts[FAB_T_SUBMIT] = now;
@@ -274,7 +319,8 @@ SEC("uprobe")
 int bdev_submit(struct pt_regs *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u64 bdev_io, caller = 0, req = 0;
+	__u64 bdev_io, caller = 0;
+	struct spdk_in_flight *e;
 	__u8 type = 0;
 
 	if (!ours())
@@ -282,11 +328,19 @@ int bdev_submit(struct pt_regs *ctx)
 	bdev_io = argument(ctx, 0);
 	if (READ(caller, bdev_io, layout.bdev_io_caller_ctx) || !caller)
 		return 0;
-	if (layout.unmap_req != SPDK_ABSENT && layout.bdev_io_type != SPDK_ABSENT &&
-	    !READ(type, bdev_io, layout.bdev_io_type) && type == layout.type_unmap &&
-	    !READ(req, caller, layout.unmap_req) && req && bpf_map_lookup_elem(&in_flight, &req))
-		caller = req;
-	submitted(caller, now);
+	e = find(caller);
+	if (!e) {
+		/* Unsampled, of another bdev, or an unmap. */
+		if (layout.unmap_req == SPDK_ABSENT || layout.bdev_io_type == SPDK_ABSENT ||
+		    READ(type, bdev_io, layout.bdev_io_type) || type != layout.type_unmap ||
+		    READ(caller, caller, layout.unmap_req))
+			return 0;
+		e = find(caller);
+		if (!e)
+			return 0;
+	}
+	if (!e->command.ts[FAB_T_SUBMIT])
+		e->command.ts[FAB_T_SUBMIT] = now;
 	return 0;
 }
 
@@ -301,7 +355,7 @@ int request_exec(struct pt_regs *ctx)
 
 static __always_inline void done(__u64 req, __u64 now)
 {
-	struct in_flight *e = bpf_map_lookup_elem(&in_flight, &req);
+	struct spdk_in_flight *e = find(req);
 
 	if (e && !e->command.ts[FAB_T_DONE])
 		e->command.ts[FAB_T_DONE] = now;
@@ -313,6 +367,18 @@ static __always_inline void done(__u64 req, __u64 now)
  */
 SEC("uprobe")
 int request_complete(struct pt_regs *ctx)
+{
+	if (ours())
+		done(argument(ctx, 0), bpf_ktime_get_ns());
+	return 0;
+}
+
+/*
+ * t_done of the few that complete on another thread than their queue pair's, where the others' is taken with t_resp:
+ * spdk_nvmf_request_complete(req) sends a message, spdk_thread_send_msg(thread, function, req).
+ */
+SEC("uprobe")
+int thread_message(struct pt_regs *ctx)
 {
 	if (ours())
 		done(argument(ctx, 0), bpf_ktime_get_ns());

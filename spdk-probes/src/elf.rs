@@ -408,6 +408,13 @@ impl Elf {
         }
     }
 
+    /// The function, or part of one, whose code an address is in, as far as symbols tell.
+    pub(crate) fn function_at(&self, vaddr: u64) -> Option<Symbol> {
+        let symbols = self.symbols();
+        let holds = |symbol: &&RawSymbol| vaddr.checked_sub(symbol.vaddr).is_some_and(|at| at < symbol.size);
+        symbols.by_hash.iter().find(holds).map(|symbol| self.symbol(symbols, symbol))
+    }
+
     fn symbols(&self) -> &Symbols {
         self.symbols.get_or_init(|| self.read_symbols())
     }

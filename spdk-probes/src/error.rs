@@ -135,6 +135,17 @@ pub enum Error {
         vaddr: u64,
     },
 
+    /// Not all calls of a function can be found.
+    #[error("{}: not every call of `{name}` can be probed: {why}; use the next hook of its boundary", path.display())]
+    CallsUnseen {
+        /// The file.
+        path: PathBuf,
+        /// The called function.
+        name: String,
+        /// What stands in the way.
+        why: String,
+    },
+
     /// The function does not call what it was expected to call.
     #[error("{}: `{function}` does not call `{callee}`; use the next hook of its boundary", path.display())]
     NoCallSite {

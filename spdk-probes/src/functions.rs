@@ -23,6 +23,10 @@ pub(crate) enum At {
     EmulatedEntry,
     /// At the calls of the function inside this one, which the kernel emulates.
     CallsIn(&'static str),
+    /// The same, and calls from elsewhere are not meant. A program that has no such function makes none.
+    OnlyCallsIn(&'static str),
+    /// At every call of the function but for those inside these, which only do what no hook is for.
+    CallsBut(&'static [&'static str]),
 }
 
 /// A uprobe: which program on which function.
@@ -64,8 +68,8 @@ pub(crate) enum Part {
     },
     /// The program has the NVMe bdev module.
     BdevUser,
-    /// Only when everything is asked for.
-    FullDetail,
+    /// Only when everything is asked for; the reason why not else.
+    FullDetail(&'static str),
 }
 
 /// Everything in `parts` together takes the boundary.
@@ -104,7 +108,31 @@ const fn rung(parts: &'static [Part]) -> Rung {
     Rung { parts, measured: true, note: "" }
 }
 
-const REQ_PROCESS: Part = Part::Uprobe(at_entry("req_process", "nvmf_tcp_req_process", &[Reg::Rsi]));
+/// The state machine is entered last when the request is freed, which is no boundary: all its calls but those from
+/// what the transport calls back when a response is written, or a queue pair ends.
+const REQ_PROCESS: Part = Part::First(&[
+    Uprobe {
+        at: At::CallsBut(&[
+            "nvmf_tcp_request_free",
+            "nvmf_tcp_req_free",
+            "nvmf_tcp_pdu_c2h_data_complete",
+            "_req_pdu_write_done",
+        ]),
+        ..at_entry("req_process", "nvmf_tcp_req_process", &[Reg::Rsi])
+    },
+    at_entry("req_process", "nvmf_tcp_req_process", &[Reg::Rsi]),
+]);
+/// Where storage completes on another thread than the queue pair's, a message takes the request there.
+const THREAD_MESSAGE: Part = Part::Uprobe(Uprobe {
+    at: At::OnlyCallsIn("spdk_nvmf_request_complete"),
+    ..at_entry("thread_message", "spdk_thread_send_msg", &[Reg::Rdx])
+});
+const NEAR_RESPONSE: Part = Part::FullDetail(
+    "t_resp follows in the same call, some tens of nanoseconds later, and a probe between would mostly measure itself",
+);
+const NEAR_CAPSULE: Part = Part::FullDetail(
+    "the capsule is queued in the same call, some tens of nanoseconds later, and a probe before would mostly measure itself",
+);
 /// SPDK's R2T function begins with instructions that are single-stepped; the calls of it, which are all in the
 /// state machine, are emulated.
 const SEND_R2T: Part = Part::First(&[
@@ -119,6 +147,8 @@ const WRITE_PDU: Part = Part::Uprobe(Uprobe {
     source: Some("nvme_tcp.c"),
     ..at_entry("write_pdu", "nvme_tcp_qpair_write_pdu", &[Reg::Rdi, Reg::Rsi, Reg::Rcx])
 });
+const TCP_SUBMIT: Part =
+    Part::Uprobe(at_entry("tcp_submit_request", "nvme_tcp_qpair_submit_request", &[Reg::Rsi]));
 const SUBMIT_REQUEST: Part =
     Part::Uprobe(at_entry("submit_request", "nvme_qpair_submit_request", &[Reg::Rdi, Reg::Rsi]));
 const REQ_COMPLETE: Part =
@@ -192,6 +222,12 @@ pub(crate) const TARGET: &[Ladder] = &[
     Ladder {
         boundary: Boundary::TDone,
         rungs: &[
+            rung(&[NEAR_RESPONSE, REQUEST_COMPLETE]),
+            Rung {
+                parts: &[REQ_PROCESS, THREAD_MESSAGE],
+                measured: true,
+                note: "with t_resp, which follows in the same call; what completes on another thread, by itself",
+            },
             rung(&[REQUEST_COMPLETE]),
             rung(&[REQUEST_COMPLETE_CALLED, BDEV_COMPLETE_CMD]),
             Rung {
@@ -242,11 +278,15 @@ pub(crate) const HOST: &[Ladder] = &[
     },
     Ladder {
         boundary: Boundary::HDriver,
-        rungs: &[rung(&[Part::Uprobe(at_entry(
-            "tcp_submit_request",
-            "nvme_tcp_qpair_submit_request",
-            &[Reg::Rsi],
-        ))])],
+        rungs: &[
+            rung(&[NEAR_CAPSULE, TCP_SUBMIT]),
+            Rung {
+                parts: &[WRITE_PDU],
+                measured: true,
+                note: "when the capsule is queued, which follows in the same call",
+            },
+            rung(&[TCP_SUBMIT]),
+        ],
         without: Without::Lost("h_queued stands for it"),
     },
     Ladder {
@@ -300,7 +340,9 @@ pub(crate) const HOST: &[Ladder] = &[
         rungs: &[
             rung(&[Part::BdevUser, Part::Uprobe(at_entry("bdev_complete", "bdev_io_complete", &[Reg::Rdi]))]),
             rung(&[
-                Part::FullDetail,
+                Part::FullDetail(
+                    "h_end equals h_done there, and a probe at the callback would mostly measure itself",
+                ),
                 Part::Uprobe(Uprobe {
                     source: Some("perf.c"),
                     ..at_entry("io_complete", "io_complete", &[Reg::Rdi])
@@ -452,6 +494,8 @@ macro_rules! target_layout {
                 state_ready_to_execute: needed "spdk_nvmf_tcp_req_state" "TCP_REQUEST_STATE_READY_TO_EXECUTE",
                 state_executed: needed "spdk_nvmf_tcp_req_state" "TCP_REQUEST_STATE_EXECUTED",
                 state_completed: needed "spdk_nvmf_tcp_req_state" "TCP_REQUEST_STATE_COMPLETED",
+                state_ready_to_complete: optional "spdk_nvmf_tcp_req_state" "TCP_REQUEST_STATE_READY_TO_COMPLETE",
+                state_zcopy_started: optional "spdk_nvmf_tcp_req_state" "TCP_REQUEST_STATE_ZCOPY_START_COMPLETED",
                 qpair_enabled: optional "spdk_nvmf_qpair_state" "SPDK_NVMF_QPAIR_ENABLED",
                 type_unmap: optional "spdk_bdev_io_type" "SPDK_BDEV_IO_TYPE_UNMAP",
             }
@@ -550,11 +594,16 @@ pub fn enumerators() -> impl Iterator<Item = (&'static str, &'static str)> {
     TARGET_ENUMERATORS.iter().chain(HOST_ENUMERATORS).chain(&SUBSYSTEM_STATES).copied()
 }
 
+/// Every uprobe that a side's ladders name.
+pub(crate) fn named(side: Side) -> impl Iterator<Item = Uprobe> {
+    ladders(side).iter().flat_map(|l| l.rungs).flat_map(|rung| rung.parts).flat_map(uprobes_of).copied()
+}
+
 /// The function whose code a uprobe goes into.
 fn inside(uprobe: &Uprobe) -> &'static str {
     match uprobe.at {
-        At::Entry | At::EmulatedEntry => uprobe.function,
-        At::CallsIn(caller) => caller,
+        At::Entry | At::EmulatedEntry | At::CallsBut(_) => uprobe.function,
+        At::CallsIn(caller) | At::OnlyCallsIn(caller) => caller,
     }
 }
 
@@ -588,8 +637,13 @@ pub fn functions() -> impl Iterator<Item = &'static str> {
         .flat_map(uprobes_of)
         .flat_map(|uprobe| {
             // What is called at a probed call is looked for as well, where it is the program's own.
+            let left_out = match uprobe.at {
+                At::CallsBut(left_out) => left_out,
+                _ => &[],
+            };
             std::iter::once(inside(uprobe))
                 .chain((inside(uprobe) != uprobe.function).then_some(uprobe.function))
+                .chain(left_out.iter().copied())
         })
         .chain(ways.filter_map(|way| match way {
             Way::Usdt(..) => None,
@@ -638,15 +692,17 @@ pub(crate) struct Hits {
     pub(crate) r2t_write: u32,
 }
 
-/// How often a command hits this program, on the way that commands usually take: nothing waits, one R2T a write.
-pub(crate) fn hits(program: &str) -> Hits {
-    match program {
+/// How often a command hits this uprobe, on the way that commands usually take: nothing waits, one R2T a write.
+pub(crate) fn hits(uprobe: &Uprobe) -> Hits {
+    match (uprobe.program, uprobe.at) {
         // The state machine is entered when the capsule is there, when a write's data is, when storage has
         // completed, and when the request is freed.
-        "req_process" => Hits { read: 3, write: 4, r2t_write: 4 },
-        "send_r2t" => Hits { read: 0, write: 0, r2t_write: 1 },
+        ("req_process", At::CallsBut(_)) => Hits { read: 2, write: 3, r2t_write: 3 },
+        ("req_process", _) => Hits { read: 3, write: 4, r2t_write: 4 },
+        ("thread_message", _) => Hits { read: 0, write: 0, r2t_write: 0 },
+        ("send_r2t", _) => Hits { read: 0, write: 0, r2t_write: 1 },
         // The target sends an R2T before the response; the host a capsule, then the data.
-        "flush_call" | "write_pdu" => Hits { read: 1, write: 1, r2t_write: 2 },
+        ("flush_call" | "write_pdu", _) => Hits { read: 1, write: 1, r2t_write: 2 },
         _ => Hits { read: 1, write: 1, r2t_write: 1 },
     }
 }

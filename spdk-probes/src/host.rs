@@ -1,13 +1,13 @@
 //! Records SPDK as the host over NVMe/TCP: `spdk_nvme_perf`, `bdevperf`, or any program with SPDK's NVMe
 //! driver.
 
-use std::mem::{MaybeUninit, offset_of};
+use std::mem::MaybeUninit;
 
 use libbpf_rs::OpenObject;
-use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use run_format::Side;
 
-use crate::loader::{self, Chosen, Counted, Recorder, fill_common, fill_layout, source_of_recorder};
+use crate::loader::{self, Chosen, Recorder, fill_common, fill_layout, source_of_recorder};
 use crate::plan::{Kernel, Survey};
 use crate::process::Process;
 use crate::resolve::BinarySet;
@@ -18,7 +18,7 @@ use crate::{Error, Options, functions, messages};
 mod skeleton {
     include!(concat!(env!("OUT_DIR"), "/host.skel.rs"));
 }
-use skeleton::types::{in_flight, spdk_layout_host as Layout};
+use skeleton::types::spdk_layout_host as Layout;
 
 /// An SPDK host being recorded. Dropping it takes every probe away.
 #[derive(Debug)]
@@ -36,22 +36,16 @@ impl Host {
 
     fn attach_to(process: &Process, options: &Options) -> Result<Host, Error> {
         let chosen = Chosen::of(Side::Host, process, options, survey, layout)?;
-        let mut storage = MaybeUninit::<OpenObject>::uninit();
-        let mut open =
-            skeleton::HostSkelBuilder::default().open(&mut storage).map_err(chosen.refused("open"))?;
+        // The programs live as long as the recording, and borrow this: some bytes a recording stay.
+        let storage = Box::leak(Box::new(MaybeUninit::<OpenObject>::uninit()));
+        let mut open = skeleton::HostSkelBuilder::default().open(storage).map_err(chosen.refused("open"))?;
         if let Some(rodata) = open.maps.rodata_data.as_mut() {
             fill_common!(rodata, &chosen.common);
             rodata.layout = chosen.layout;
         }
         chosen.prepare(open.open_object_mut(), options.ring_bytes);
         let loaded = open.load().map_err(chosen.refused("load"))?;
-        let under_way: &[(&str, Counted)] = &[
-            ("in_flight", |value| {
-                value.get(offset_of!(in_flight, identified)).is_some_and(|flag| *flag != 0)
-            }),
-            ("ending", |_| true),
-        ];
-        chosen.attach(loaded.object(), process, under_way).map(Host)
+        chosen.attach(Box::new(loaded), process).map(Host)
     }
 
     /// How each boundary is taken, with what was passed over for it.
@@ -106,6 +100,7 @@ fn layout(set: &BinarySet, survey: &Survey) -> Result<Layout, Error> {
         qpair_trtype: if table.trtype_tcp == absent { absent } else { table.qpair_trtype },
         bdev_io_driver_ctx: if of_bdev { table.bdev_io_driver_ctx } else { absent },
         sock_fd: loader::descriptor_offset(set),
+        driver_with_capsule: u32::from(!survey.uses("tcp_submit_request")),
         ends_at_callback: u32::from(survey.uses("bdev_complete") || survey.uses("io_complete")),
         ..table
     })

@@ -26,6 +26,7 @@ mod process;
 mod queues;
 pub mod resolve;
 mod ring;
+mod slots;
 mod target;
 mod trace;
 mod trace_ring;

@@ -7,25 +7,35 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use libbpf_rs::skel::Skel;
 use libbpf_rs::{
-    Link, MapCore, MapFlags, MapHandle, Object, OpenObject, ProgramAttachType, UprobeMultiOpts, UprobeOpts,
+    Link, MapCore, MapFlags, MapHandle, MapType, Object, OpenObject, ProgramAttachType, UprobeMultiOpts,
+    UprobeOpts,
 };
 use run_format::bpf::raw;
-use run_format::{Counters, Lost, Side, Sink, Software};
+use run_format::{Counters, Lost, Release, Side, Sink, Software, urgently};
 
 use crate::plan::{Avoid, Kernel, KernelProbe, Placed, SockPath, Survey};
 use crate::process::{self, Process};
 use crate::queues::{Dead, Queues, SubsystemStates};
 use crate::resolve::{BinarySet, Product};
 use crate::ring::{Ring, has_ended};
+use crate::slots::{self, UnderWay};
 use crate::{Error, Layout, Options, functions, messages};
 
 /// How long the ring is left alone when it was empty. At 500 thousand commands a second the default ring holds
 /// twenty times what comes meanwhile.
-const REST: Duration = Duration::from_millis(5);
+pub(crate) const REST: Duration = Duration::from_millis(5);
 
 /// How long a queue's commands may still end after the queue went, before they are counted as unfinished.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// Most links that may still be on their way out when new ones are made: some windows' worth. Each holds a thread
+/// and some of the kernel's memory.
+const MOST_WAITING: usize = 64;
+
+/// How long the end of a recording waits for the kernel to let the last links go. It lets them go all the same.
+const LAST_LINKS: Duration = Duration::from_secs(60);
 
 /// What a uprobe's way of attaching is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -264,6 +274,19 @@ macro_rules! source_of_recorder {
                 Ok(self.0.poll(timeout, sink))
             }
 
+            fn has_windows(&self) -> bool {
+                true
+            }
+
+            fn disarm(&mut self, sink: &mut dyn run_format::Sink) -> Result<(), Self::Error> {
+                self.0.disarm(sink);
+                Ok(())
+            }
+
+            fn arm(&mut self) -> Result<bool, Self::Error> {
+                self.0.arm()
+            }
+
             fn stop(&mut self, sink: &mut dyn run_format::Sink) -> Result<(), Self::Error> {
                 self.0.stop(sink);
                 Ok(())
@@ -396,14 +419,28 @@ fn by_file(sites: &[Placed]) -> Vec<Vec<&Placed>> {
     files
 }
 
-/// The attached programs of one side, and the reading end of what they send.
+/// A side's loaded programs, to be attached again and again.
+pub(crate) type Loaded = Box<dyn Skel<'static>>;
+
+/// The attached programs of one side, and the reading end of what they send. The order of the first fields is that
+/// of their end.
 pub(crate) struct Recorder {
     links: Vec<Link>,
+    loaded: Loaded,
+    how: Attach,
+    pid: u32,
+    /// Links that were taken away and are not gone yet.
+    release: Release,
+    /// Whether the programs were taken away before the end.
+    windowed: bool,
+    /// Commands that were under way when the programs were taken away.
+    cut: u64,
     ring: Ring,
     counters: MapHandle,
-    in_flight: Vec<InFlight>,
+    under_way: UnderWay,
     connections: MapHandle,
     sockets: MapHandle,
+    others: Vec<MapHandle>,
     queues: Queues,
     pidfd: OwnedFd,
     delivered: u64,
@@ -411,15 +448,6 @@ pub(crate) struct Recorder {
     dying: Vec<(Instant, Dead)>,
     pub(crate) survey: Survey,
     pub(crate) software: Software,
-}
-
-/// Whether a value of such a map is a command that was counted as seen.
-pub(crate) type Counted = fn(&[u8]) -> bool;
-
-/// A map with commands that are under way, and how to read its values.
-pub(crate) struct InFlight {
-    pub(crate) map: MapHandle,
-    pub(crate) counted: Counted,
 }
 
 impl std::fmt::Debug for Recorder {
@@ -438,8 +466,12 @@ pub(crate) struct Maps {
     pub(crate) counters: MapHandle,
     pub(crate) connections: MapHandle,
     pub(crate) sockets: MapHandle,
-    pub(crate) in_flight: Vec<InFlight>,
+    pub(crate) under_way: UnderWay,
+    pub(crate) others: Vec<MapHandle>,
 }
+
+/// Maps that hold what belongs to commands under way, besides the commands.
+const OTHERS: &[&str] = &["bdev_ios", "bdev_overflow"];
 
 /// What is known of a process before its side's programs are opened. `L` is the side's layout.
 pub(crate) struct Chosen<L> {
@@ -487,26 +519,44 @@ impl<L> Chosen<L> {
         prepare(object, &self.survey, self.how, ring_bytes);
     }
 
-    /// Attaches what is loaded. `in_flight` names the maps with commands that are under way, and how to read them.
-    pub(crate) fn attach(
-        self,
-        object: &Object,
-        process: &Process,
-        in_flight: &[(&str, Counted)],
-    ) -> Result<Recorder, Error> {
-        let under_way = in_flight
-            .iter()
-            .map(|(name, counted)| Ok(InFlight { map: map(object, name)?, counted: *counted }))
-            .collect::<Result<_, Error>>()?;
+    /// Attaches what is loaded.
+    pub(crate) fn attach(self, loaded: Loaded, process: &Process) -> Result<Recorder, Error> {
+        let object = loaded.object();
+        let under_way =
+            UnderWay::new(&map(object, "in_flight")?, map(object, "overflow")?).map_err(|error| {
+                Error::Bpf { what: "map the commands under way".to_owned(), source: error.into() }
+            })?;
         let maps = Maps {
             ring: map(object, "ring")?,
             counters: map(object, "counters")?,
             connections: map(object, "connections")?,
             sockets: map(object, "sockets")?,
-            in_flight: under_way,
+            under_way,
+            others: OTHERS.iter().filter_map(|name| map(object, name).ok()).collect(),
         };
-        let links = attach(object, &self.survey, self.how, process.pid)?;
-        Recorder::new(self.side, maps, links, process, self.survey, self.software, self.states)
+        let links = urgently(|| attach(object, &self.survey, self.how, process.pid))?;
+        Ok(Recorder {
+            links,
+            loaded,
+            how: self.how,
+            pid: process.pid,
+            release: Release::default(),
+            windowed: false,
+            cut: 0,
+            ring: Ring::new(maps.ring).map_err(Error::Ring)?,
+            counters: maps.counters,
+            under_way: maps.under_way,
+            connections: maps.connections,
+            sockets: maps.sockets,
+            others: maps.others,
+            queues: Queues::new(self.side, process.pid, self.states),
+            pidfd: process.watch()?,
+            delivered: 0,
+            purged: 0,
+            dying: Vec::new(),
+            survey: self.survey,
+            software: self.software,
+        })
     }
 }
 
@@ -521,32 +571,6 @@ pub(crate) fn map(object: &Object, name: &str) -> Result<MapHandle, Error> {
 }
 
 impl Recorder {
-    pub(crate) fn new(
-        side: Side,
-        maps: Maps,
-        links: Vec<Link>,
-        process: &Process,
-        survey: Survey,
-        software: Software,
-        states: SubsystemStates,
-    ) -> Result<Recorder, Error> {
-        Ok(Recorder {
-            links,
-            ring: Ring::new(maps.ring).map_err(Error::Ring)?,
-            counters: maps.counters,
-            in_flight: maps.in_flight,
-            connections: maps.connections,
-            sockets: maps.sockets,
-            queues: Queues::new(side, process.pid, states),
-            pidfd: process.watch()?,
-            delivered: 0,
-            purged: 0,
-            dying: Vec::new(),
-            survey,
-            software,
-        })
-    }
-
     /// Hands over what is in the ring; the number of commands.
     fn drain(&mut self, sink: &mut dyn Sink) -> usize {
         let Recorder { ring, queues, dying, .. } = self;
@@ -575,7 +599,7 @@ impl Recorder {
         let end = Instant::now() + timeout;
         loop {
             let commands = self.drain(sink);
-            self.bury(GRACE);
+            self.bury(GRACE, sink);
             let left = end.saturating_duration_since(Instant::now());
             if commands > 0 || left.is_zero() {
                 return commands;
@@ -584,15 +608,91 @@ impl Recorder {
         }
     }
 
-    pub(crate) fn stop(&mut self, sink: &mut dyn Sink) {
-        // Backwards: the first hook goes first, so that no command begins to be seen that can not be followed.
-        while self.links.pop().is_some() {}
+    /// Takes all programs away: the breakpoints are out of the process's text at once or very soon, and the kernel
+    /// lets go of the links aside.
+    pub(crate) fn disarm(&mut self, sink: &mut dyn Sink) {
+        if !self.links.is_empty() {
+            self.windowed = true;
+            self.take_away();
+        }
         self.drain(sink);
-        self.bury(Duration::ZERO);
+    }
+
+    /// Attaches all programs again, with nothing known of what happened meanwhile.
+    pub(crate) fn arm(&mut self) -> Result<bool, Error> {
+        if !self.links.is_empty() {
+            return Ok(true);
+        }
+        if self.release.waiting() > MOST_WAITING || self.ended() {
+            return Ok(false);
+        }
+        self.forget();
+        let Recorder { loaded, survey, how, pid, .. } = self;
+        self.links = urgently(|| attach(loaded.object(), survey, *how, *pid))?;
+        Ok(true)
+    }
+
+    fn take_away(&mut self) {
+        // Backwards: the first hook goes first, so that no command begins to be seen that can not be followed.
+        let links = std::mem::take(&mut self.links);
+        urgently(|| links.into_iter().rev().for_each(|link| self.release.drop_aside(link)));
+    }
+
+    /// Empties the maps of what was under way when the programs were taken away. Requests and queue pairs may be
+    /// others at the same addresses since.
+    fn forget(&mut self) {
+        let cut = &mut self.cut;
+        self.under_way.sweep(|command| {
+            *cut += u64::from(command.identified != 0);
+            true
+        });
+        for map in self.others.iter().chain([&self.connections, &self.sockets]) {
+            if map.map_type() == MapType::Array {
+                // Without it, what is left there is told from what is new by its key.
+                let _ = slots::zero(map);
+                continue;
+            }
+            for key in map.keys() {
+                // What is gone already need not be taken away.
+                let _ = map.delete(&key);
+            }
+        }
+        self.dying.clear();
+        self.queues.suspend();
+    }
+
+    pub(crate) fn stop(&mut self, sink: &mut dyn Sink) {
+        // The first hook is gone before the others go.
+        if let Some(first) = self.links.pop() {
+            urgently(|| drop(first));
+        }
+        self.take_away();
+        let _ = self.release.wait(LAST_LINKS);
+        self.drain(sink);
+        if self.windowed {
+            self.forget();
+        } else {
+            self.bury(Duration::ZERO, sink);
+            self.hand_over(sink, |_| true);
+        }
+    }
+
+    /// Hands over the commands that are answered and whose flush was not seen, of those that `meant` names.
+    fn hand_over(&mut self, sink: &mut dyn Sink, meant: impl Fn(&messages::spdk_in_flight) -> bool) {
+        let Recorder { under_way, queues, delivered, .. } = self;
+        under_way.sweep(|command| {
+            let answered = command.answered != 0 && meant(command);
+            if answered && let Some(record) = slots::record(command) {
+                let queue = queues.of(record.queue, sink);
+                sink.command(&record.to_command(queue));
+                *delivered += 1;
+            }
+            answered
+        });
     }
 
     /// Takes away what queues that went some time ago left in the maps: commands that will never end.
-    fn bury(&mut self, after: Duration) {
+    fn bury(&mut self, after: Duration, sink: &mut dyn Sink) {
         let mut dead = Vec::new();
         self.dying.retain(|(since, queue)| {
             let due = since.elapsed() >= after;
@@ -604,20 +704,16 @@ impl Recorder {
         if dead.is_empty() {
             return;
         }
-        for InFlight { map, counted } in &self.in_flight {
-            for key in map.keys() {
-                let Ok(Some(value)) = map.lookup(&key, MapFlags::ANY) else { continue };
-                // Every value begins with its command, and a command's third word is its queue.
-                let queue = value.get(8..16).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
-                let of_dead = queue.is_some_and(|q| {
-                    let queue = u64::from_ne_bytes(q);
-                    dead.iter().any(|dead| dead.queue == queue)
-                });
-                if of_dead && counted(&value) && map.delete(&key).is_ok() {
-                    self.purged += 1;
-                }
-            }
-        }
+        let of_dead = |command: &messages::spdk_in_flight| {
+            command.identified != 0 && dead.iter().any(|dead| dead.queue == command.command.queue)
+        };
+        self.hand_over(sink, of_dead);
+        let purged = &mut self.purged;
+        self.under_way.sweep(|command| {
+            let over = of_dead(command);
+            *purged += u64::from(over);
+            over
+        });
         for queue in dead {
             // Only if no later connection has come to live at the same address.
             let key = queue.qpair.to_ne_bytes();
@@ -659,31 +755,26 @@ impl Recorder {
             self.under_way()
         } else {
             // Counters of several CPUs that are read while they move need not add up.
-            seen.saturating_sub(self.delivered + unsampled + lost.total())
+            seen.saturating_sub(self.delivered + unsampled + lost.total() + self.cut)
         };
         Ok(Counters {
-            seen,
+            seen: seen.saturating_sub(self.cut),
+            cut: self.cut,
             recorded: self.delivered,
             unsampled,
             lost,
             in_flight,
             no_start: self.counter(raw::FAB_NO_START)?,
-            cut: 0,
         })
     }
 
     /// Commands in the maps: seen, and not over.
     fn under_way(&self) -> u64 {
         let mut number = 0;
-        for InFlight { map, counted } in &self.in_flight {
-            for key in map.keys() {
-                if let Ok(Some(value)) = map.lookup(&key, MapFlags::ANY)
-                    && counted(&value)
-                {
-                    number += 1;
-                }
-            }
-        }
+        self.under_way.sweep(|command| {
+            number += u64::from(command.identified != 0);
+            false
+        });
         number
     }
 

@@ -8,7 +8,7 @@ mod raw {
 pub(crate) use raw::{
     SPDK_ABSENT, SPDK_ARGUMENT_BITS, SPDK_ARGUMENT_CONSTANT, SPDK_ARGUMENT_MEMORY, SPDK_ARGUMENT_REGISTER,
     SPDK_EVENT_CC, SPDK_EVENT_DESTRUCT, SPDK_EVENT_DISCONNECT, SPDK_EVENT_RESET, SPDK_EVENT_SUBSYSTEM,
-    SPDK_NO_FD, spdk_event_message, spdk_queue_message, spdk_went_message,
+    SPDK_NO_FD, spdk_event_message, spdk_in_flight, spdk_queue_message, spdk_went_message,
 };
 
 /// One message that is no command.

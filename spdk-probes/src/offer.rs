@@ -264,13 +264,13 @@ impl Cost {
 impl UprobeCost {
     fn of(set: &BinarySet, uprobe: &PlacedUprobe) -> Option<UprobeCost> {
         let at = uprobe.sites.iter().max_by_key(|site| site.estimated_ns)?;
-        let Hits { read, write, r2t_write } = functions::hits(uprobe.wanted.program);
+        let Hits { read, write, r2t_write } = functions::hits(&uprobe.wanted);
         // A function of a library that is not SPDK's has its entry elsewhere: then the caller's.
         let functions = [
             Some(uprobe.wanted.function),
             match uprobe.wanted.at {
-                At::CallsIn(caller) => Some(caller),
-                At::Entry | At::EmulatedEntry => None,
+                At::CallsIn(caller) | At::OnlyCallsIn(caller) => Some(caller),
+                At::Entry | At::EmulatedEntry | At::CallsBut(_) => None,
             },
         ];
         let entry = functions.into_iter().flatten().find_map(|name| {

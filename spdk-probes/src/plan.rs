@@ -468,7 +468,8 @@ impl Prober<'_> {
                     Ok(Coverage { sites, gap, .. }) => {
                         whole &= gap.is_none();
                         notes.extend(gap);
-                        names.push(name_of(uprobe, &sites));
+                        // Calls that the program does not make need no place.
+                        names.extend((!sites.is_empty()).then(|| name_of(uprobe, &sites)));
                         uprobes.push(PlacedUprobe { wanted: *uprobe, sites });
                     }
                     Err(reason) => {
@@ -548,10 +549,9 @@ impl Prober<'_> {
                         fail(Lack::Program, "the program does not use NVMe bdevs".to_owned());
                     }
                 }
-                Part::FullDetail => {
+                Part::FullDetail(why) => {
                     if self.options.detail != Detail::Full {
-                        let why = "h_end equals h_done there, and a probe at the callback would mostly measure itself";
-                        fail(Lack::Request, why.to_owned());
+                        fail(Lack::Request, (*why).to_owned());
                     }
                 }
             }
@@ -649,6 +649,8 @@ impl Prober<'_> {
                 }
             }
             At::CallsIn(caller) => self.set.calls_covered(caller, uprobe.function, uprobe.live)?,
+            At::OnlyCallsIn(caller) => self.set.calls_in_alone(caller, uprobe.function, uprobe.live)?,
+            At::CallsBut(left_out) => self.set.calls_but(left_out, uprobe.function, uprobe.live)?,
         };
         let seen = |caller: &String| Some(caller.as_str()) == uprobe.complemented;
         let complete = !covered.unseen_in.is_empty() && covered.unseen_in.iter().all(seen);
@@ -774,6 +776,8 @@ fn name_of(uprobe: &Uprobe, sites: &[Site]) -> String {
             format!("uprobe {}{at} ({} inlined){more}", site.symbol, uprobe.function)
         }
         At::Entry | At::EmulatedEntry => format!("uprobe {}{at}{more}", site.symbol),
-        At::CallsIn(_) => format!("uprobe {}{at} ({}){more}", site.symbol, site.instruction),
+        At::CallsIn(_) | At::OnlyCallsIn(_) | At::CallsBut(_) => {
+            format!("uprobe {}{at} ({}){more}", site.symbol, site.instruction)
+        }
     }
 }

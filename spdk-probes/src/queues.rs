@@ -31,6 +31,10 @@ pub(crate) struct Queues {
     pid: u32,
     known: Vec<Option<Known>>,
     homes: Vec<Dead>,
+    /// The queues known when the programs were taken away last: a queue that is told of anew may be one of them.
+    before: Vec<(QueueId, Queue)>,
+    /// Those told of since.
+    since: Vec<(QueueId, Queue)>,
     subsystem_states: SubsystemStates,
     /// The process's connections when recording began, by descriptor: a short-lived one may be gone when its
     /// queue's message is read.
@@ -55,6 +59,8 @@ impl Queues {
             pid,
             known: Vec::new(),
             homes: Vec::new(),
+            before: Vec::new(),
+            since: Vec::new(),
             subsystem_states,
             at_first: connections(pid).into_iter().collect(),
         }
@@ -88,15 +94,30 @@ impl Queues {
     pub(crate) fn came(&mut self, message: &messages::spdk_queue_message, sink: &mut dyn Sink) {
         let queue = self.describe(message);
         let home = Dead { queue: message.queue, qpair: message.qpair, socket: message.socket };
-        let Some(slot) = self.slot(message.queue) else { return };
-        match slot {
-            Some(known) => sink.queue_is(known.id, queue),
-            None => {
-                let id = sink.queue(queue);
-                *slot = Some(Known { id, went: false });
+        let id = match self.known.get(message.queue as usize).copied().flatten() {
+            Some(known) => {
+                sink.queue_is(known.id, queue.clone());
+                known.id
             }
-        }
+            None => {
+                let before = self.before.iter().position(|(_, known)| is_same(known, &queue));
+                let before = before.map(|at| self.before.swap_remove(at).0);
+                let id = before.unwrap_or_else(|| sink.queue(queue.clone()));
+                let Some(slot) = self.slot(message.queue) else { return };
+                *slot = Some(Known { id, went: false });
+                id
+            }
+        };
+        self.since.retain(|(known, _)| *known != id);
+        self.since.push((id, queue));
         self.homes.push(home);
+    }
+
+    /// The programs were taken away, and will tell of every queue again.
+    pub(crate) fn suspend(&mut self) {
+        self.homes.clear();
+        // Queues without commands since stay known.
+        self.before.append(&mut self.since);
     }
 
     /// A queue's end; returns what its end leaves behind in the maps.
@@ -110,6 +131,7 @@ impl Queues {
         {
             known.went = true;
             let id = known.id;
+            self.since.retain(|(since, _)| *since != id);
             sink.queue_went(id, Nanos(message.at));
         }
         let at = self.homes.iter().position(|home| home.queue == message.queue)?;
@@ -188,6 +210,13 @@ impl Queues {
             went: None,
         }
     }
+}
+
+/// Whether a queue that the programs tell of anew is one they told of before: same ends and same identity. When it
+/// came is not told again.
+fn is_same(known: &Queue, told: &Queue) -> bool {
+    let come = Queue { came: known.came, existed: known.existed, ..told.clone() };
+    *known == come
 }
 
 /// What a write of CC means (NVMe base specification, section 3.1.4.5: EN is bit 0, SHN bits 14 and 15).

@@ -3,10 +3,10 @@
 use std::mem::MaybeUninit;
 
 use libbpf_rs::OpenObject;
-use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use run_format::Side;
 
-use crate::loader::{self, Chosen, Counted, Recorder, fill_common, fill_layout, source_of_recorder};
+use crate::loader::{self, Chosen, Recorder, fill_common, fill_layout, source_of_recorder};
 use crate::plan::{Kernel, Survey};
 use crate::process::Process;
 use crate::resolve::BinarySet;
@@ -35,17 +35,17 @@ impl Target {
 
     fn attach_to(process: &Process, options: &Options) -> Result<Target, Error> {
         let chosen = Chosen::of(Side::Target, process, options, survey, layout)?;
-        let mut storage = MaybeUninit::<OpenObject>::uninit();
+        // The programs live as long as the recording, and borrow this: some bytes a recording stay.
+        let storage = Box::leak(Box::new(MaybeUninit::<OpenObject>::uninit()));
         let mut open =
-            skeleton::TargetSkelBuilder::default().open(&mut storage).map_err(chosen.refused("open"))?;
+            skeleton::TargetSkelBuilder::default().open(storage).map_err(chosen.refused("open"))?;
         if let Some(rodata) = open.maps.rodata_data.as_mut() {
             fill_common!(rodata, &chosen.common);
             rodata.layout = chosen.layout;
         }
         chosen.prepare(open.open_object_mut(), options.ring_bytes);
         let loaded = open.load().map_err(chosen.refused("load"))?;
-        let under_way: &[(&str, Counted)] = &[("in_flight", |_| true)];
-        chosen.attach(loaded.object(), process, under_way).map(Target)
+        chosen.attach(Box::new(loaded), process).map(Target)
     }
 
     /// How each boundary is taken, with what was passed over for it.
@@ -94,6 +94,7 @@ functions::target_layout!(fill_layout);
 fn layout(set: &BinarySet, survey: &Survey) -> Result<Layout, Error> {
     Ok(Layout {
         sock_fd: loader::descriptor_offset(set),
+        done_with_response: u32::from(survey.uses("thread_message")),
         r2t_at_queueing: u32::from(survey.kernel_probes().is_empty() && !survey.uses("flush_call")),
         ..of_table(set)?
     })

@@ -321,17 +321,19 @@ where
     }
     let differ = recorded.iter().zip(&expected).find(|(recorded, expected)| recorded != expected);
     assert_eq!((recorded.len(), differ), (expected.len(), None), "{name}: {side}: {hooks:#?}");
-    // The last way to take t_done is the bdev's callback, which what storage never saw has not.
+    // What storage never saw has no t_done by the bdev's callback.
     let done = hooks.iter().find(|hook| hook.boundary == Boundary::TDone).and_then(|hook| hook.hook.as_ref());
     let submit = hooks.iter().find(|hook| hook.boundary == Boundary::TSubmit);
     let by_bdev = submit.is_some_and(|hook| hook.measured);
     let by_callback = done.is_some_and(|hook| !hook.contains("spdk_nvmf_request_complete"));
+    // With t_resp, t_done is taken of what has a t_submit.
+    let with_response = done.is_some_and(|hook| hook.contains("nvmf_tcp_req_process"));
     for command in &kept.commands {
         // What storage never saw has no t_submit: the fixture answers the vendor's opcode itself.
         let absent = |boundary: &Boundary| match boundary {
             Boundary::TR2t | Boundary::TData | Boundary::HR2t | Boundary::HDataSent => command.r2ts == 0,
             Boundary::TSubmit => command.opcode == 0x99 && by_bdev,
-            Boundary::TDone => command.opcode == 0x99 && by_callback,
+            Boundary::TDone => command.opcode == 0x99 && if with_response { by_bdev } else { by_callback },
             _ => false,
         };
         assert_ordered(side, command);

@@ -323,7 +323,15 @@ impl Binary {
 
     /// The calls of `callee` in `caller`, wherever the code of that went, and the places in it where `callee`
     /// itself was inlined.
-    fn calls_covered(&self, caller: &str, callee: &str, live: &[Reg]) -> Result<Coverage, Error> {
+    ///
+    /// `alone` says that calls from elsewhere are not meant.
+    fn calls_covered(
+        &self,
+        caller: &str,
+        callee: &str,
+        live: &[Reg],
+        alone: bool,
+    ) -> Result<Coverage, Error> {
         let emulation = Emulation::of_this_kernel();
         let function = match self.resolve_function(caller) {
             Err(Error::OnlyInlined { .. }) => Function { name: caller.to_owned(), copies: Vec::new() },
@@ -344,13 +352,153 @@ impl Binary {
             Ok(more) => sites.extend(more),
             Err(reason) => gaps.push(format!("`{callee}` was also inlined: {reason}")),
         }
-        // Of a function without arguments of interest only the calls in this caller count.
-        let strays = if live.is_empty() { Vec::new() } else { self.stray_references(callee, &sites) };
+        let strays = if alone { Vec::new() } else { self.stray_references(callee, &sites) };
         if !strays.is_empty() {
             gaps.push(format!("`{callee}` is also reached from {}", hex_list(&strays)));
         }
         let gap = (!gaps.is_empty()).then(|| gaps.join("; "));
         Ok(Coverage { sites, gap, unseen_in: Vec::new() })
+    }
+
+    /// Every call of the function in the file, but for those in the code of the functions that are left out. Only
+    /// where nothing but calls leads to it: its address is not taken, and no part of it was inlined.
+    fn calls_but(&self, left_out: &[&str], callee: &str, live: &[Reg]) -> Result<Coverage, Error> {
+        let emulation = Emulation::of_this_kernel();
+        let function = self.resolve_function(callee)?;
+        let unseen =
+            |why: String| Error::CallsUnseen { path: self.path().to_owned(), name: callee.to_owned(), why };
+        let (parts, heads): (Vec<FunctionCopy>, Vec<FunctionCopy>) =
+            self.own_copies(&function).cloned().partition(FunctionCopy::is_part);
+        if !parts.is_empty() || self.places(callee).count > 0 {
+            return Err(unseen("some of its code was inlined".to_owned()));
+        }
+        if !self.without_symbol(callee, &heads, &parts).is_empty() {
+            return Err(unseen("it has a copy without a name".to_owned()));
+        }
+        let skipped: Vec<(u64, u64)> = left_out
+            .iter()
+            .filter_map(|name| self.resolve_function(name).ok())
+            .flat_map(|function| {
+                let own: Vec<FunctionCopy> = self.own_copies(&function).cloned().collect();
+                own.into_iter().flat_map(|copy| std::iter::once((copy.vaddr, copy.size)).chain(copy.cold))
+            })
+            .collect();
+        let skipped = |at: u64| {
+            skipped.iter().any(|(begin, size)| at.checked_sub(*begin).is_some_and(|in_it| in_it < *size))
+        };
+        let mut sites = Vec::new();
+        for copy in &heads {
+            let arguments = self.arguments_at_entry(callee, copy, live)?;
+            if self.address_in_data(copy.vaddr) {
+                return Err(unseen("its address is kept in the file's data".to_owned()));
+            }
+            for at in self.references(copy.vaddr) {
+                let (caller, site) = self.call_with_operand(at, copy.vaddr, emulation).ok_or_else(|| {
+                    unseen(format!("what refers to it at {at:#x} is no call that can be found"))
+                })?;
+                if skipped(site.vaddr) {
+                    continue;
+                }
+                let why = format!("calls {callee}");
+                let word = site.instruction.split(' ').next().unwrap_or_default();
+                let instruction = format!("{word} {callee}");
+                let site = self.site(&caller, site.vaddr, instruction, site.class, why)?;
+                sites.push(Site { arguments: arguments.clone(), ..site });
+            }
+        }
+        if sites.is_empty() {
+            return Err(unseen("there is none".to_owned()));
+        }
+        if let Some(site) = sites.iter().find(|site| site.class == place::Class::SingleStep) {
+            return Err(unseen(format!("the one at {:#x} would be single-stepped", site.vaddr)));
+        }
+        Ok(Coverage { sites, gap: None, unseen_in: Vec::new() })
+    }
+
+    /// The call whose operand is at an address, and the code that it is in.
+    fn call_with_operand(
+        &self,
+        at: u64,
+        target: u64,
+        emulation: Emulation,
+    ) -> Option<(FunctionCopy, place::CallSite)> {
+        // A call or a jump is one byte, then its operand.
+        let vaddr = at.checked_sub(1)?;
+        let (symbol, begin, size) = self.piece_at(vaddr)?;
+        let code = self.elf.code(begin, size)?;
+        let call = place::calls(code, emulation)
+            .into_iter()
+            .find(|call| call.vaddr == vaddr && call.to == place::Destination::Code(target))?;
+        let copy = FunctionCopy {
+            binary: self.path().to_owned(),
+            symbol,
+            vaddr: begin,
+            size,
+            source: None,
+            cold: Vec::new(),
+        };
+        Some((copy, call))
+    }
+
+    /// The function, or part of one, that an address is in: its name, where it begins, and its size.
+    fn piece_at(&self, at: u64) -> Option<(String, u64, u64)> {
+        match self.elf.function_at(at) {
+            Some(symbol) => Some((symbol.name, symbol.vaddr, symbol.size)),
+            None => self.unwound_at(at).map(|(begin, size)| (format!("{begin:#x}"), begin, size)),
+        }
+    }
+
+    /// The piece of code that an address is in, by the tables for unwinding, which stripped files have as well.
+    fn unwound_at(&self, at: u64) -> Option<(u64, u64)> {
+        let section = self.elf.section(".eh_frame").ok()?;
+        let address = self.elf.section_address(".eh_frame")?;
+        let frames = gimli::EhFrame::from(EndianSlice::new(&section, LittleEndian));
+        let bases = gimli::BaseAddresses::default().set_eh_frame(address);
+        let frame = frames.fde_for_address(&bases, at, gimli::EhFrame::cie_from_offset).ok()?;
+        Some((frame.initial_address(), frame.len()))
+    }
+
+    /// Whether the file's data holds an address: of a function, as a pointer to it or as what is to become one.
+    fn address_in_data(&self, vaddr: u64) -> bool {
+        let wanted = vaddr.to_le_bytes();
+        [".data", ".data.rel.ro", ".data.rel.ro.local", ".rodata", ".init_array", ".rela.dyn", ".got"]
+            .iter()
+            .filter_map(|name| self.elf.section(name).ok())
+            .any(|bytes| bytes.chunks_exact(8).any(|word| word == wanted))
+    }
+
+    /// Where in the code something refers to an address by its distance: what looks like such an operand of four
+    /// bytes, and the short jumps near it.
+    fn references(&self, target: u64) -> Vec<u64> {
+        let mut found = Vec::new();
+        for code in self.elf.all_code() {
+            for (index, word) in code.bytes.windows(4).enumerate() {
+                let Ok(word) = <[u8; 4]>::try_from(word) else { continue };
+                let at = code.vaddr.wrapping_add(index as u64);
+                let to = at.wrapping_add(4).wrapping_add_signed(i64::from(i32::from_le_bytes(word)));
+                if to == target {
+                    found.push(at);
+                }
+            }
+        }
+        // A short jump is two bytes, and many pairs of bytes look like one: only where an instruction begins.
+        let from = target.saturating_sub(130);
+        let near = self.elf.code(from, 260).map_or(&[][..], |code| code.bytes);
+        for (index, pair) in near.windows(2).enumerate() {
+            let &[0x70..=0x7f | 0xe0..=0xe3 | 0xeb, distance] = pair else { continue };
+            let at = from.wrapping_add(index as u64);
+            if at.wrapping_add(2).wrapping_add_signed(i64::from(distance as i8)) != target {
+                continue;
+            }
+            let begins = self
+                .piece_at(at)
+                .and_then(|(_, begin, size)| self.elf.code(begin, size))
+                .is_none_or(|code| place::flows(&[code]).iter().any(|flow| flow.at == at));
+            if begins {
+                found.push(at + 1);
+            }
+        }
+        found
     }
 
     /// Where else in the code the file's own function is referred to: calls from other functions, and its address
@@ -365,20 +513,11 @@ impl Binary {
         if targets.is_empty() {
             return Vec::new();
         }
-        let mut strays = Vec::new();
-        for code in self.elf.all_code() {
-            for (index, word) in code.bytes.windows(4).enumerate() {
-                let Ok(word) = <[u8; 4]>::try_from(word) else { continue };
-                let at = code.vaddr.wrapping_add(index as u64);
-                let target = at.wrapping_add(4).wrapping_add_signed(i64::from(i32::from_le_bytes(word)));
-                // A call's operand is its last four bytes, at most two behind its beginning.
-                let known = |site: &Site| (1..=2).any(|behind| site.vaddr.wrapping_add(behind) == at);
-                if targets.contains(&target) && !sites.iter().any(known) && strays.len() < 8 {
-                    strays.push(at);
-                }
-            }
-        }
-        strays
+        // A call's operand is its last four bytes, at most two behind its beginning.
+        let known =
+            |at: u64| sites.iter().any(|site| (1..=2).any(|behind| site.vaddr.wrapping_add(behind) == at));
+        let all = targets.iter().flat_map(|target| self.references(*target));
+        all.filter(|at| !known(*at)).take(8).collect()
     }
 }
 
@@ -391,7 +530,21 @@ impl BinarySet {
 
     /// Every call of `callee` in `caller`, and every place where `callee` was inlined.
     pub(crate) fn calls_covered(&self, caller: &str, callee: &str, live: &[Reg]) -> Result<Coverage, Error> {
-        self.covered(|binary| binary.calls_covered(caller, callee, live))
+        // Of a function without arguments of interest only the calls in this caller count.
+        self.covered(|binary| binary.calls_covered(caller, callee, live, live.is_empty()))
+    }
+
+    /// The same, and calls from elsewhere are not meant. A program that has no such function makes none.
+    pub(crate) fn calls_in_alone(&self, caller: &str, callee: &str, live: &[Reg]) -> Result<Coverage, Error> {
+        if let Err(Error::NoFunction { .. }) = self.resolve_function(callee) {
+            return Ok(Coverage { sites: Vec::new(), gap: None, unseen_in: Vec::new() });
+        }
+        self.covered(|binary| binary.calls_covered(caller, callee, live, true))
+    }
+
+    /// Every call of the function but for those in the code of those that are left out.
+    pub(crate) fn calls_but(&self, left_out: &[&str], callee: &str, live: &[Reg]) -> Result<Coverage, Error> {
+        self.covered(|binary| binary.calls_but(left_out, callee, live))
     }
 
     fn covered(&self, of: impl Fn(&Binary) -> Result<Coverage, Error>) -> Result<Coverage, Error> {

@@ -1,6 +1,7 @@
 //! What the tests of the recorders share: a sink that keeps everything, and what must hold for every command.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod nvmf;
 pub(crate) mod standin;
 
 use std::time::{Duration, Instant};
