@@ -17,7 +17,7 @@ fn main() {
     if Path::new(&multiarch).is_dir() {
         arguments.extend(["-idirafter".to_owned(), multiarch]);
     }
-    for programs in ["target", "host", "identity", "flood"] {
+    for programs in ["target", "host", "identity", "flood", "calibrate"] {
         libbpf_cargo::SkeletonBuilder::new()
             .source(format!("bpf/{programs}.bpf.c"))
             .clang_args(&arguments)

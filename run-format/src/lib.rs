@@ -29,7 +29,7 @@ pub use error::Error;
 pub use ladder::{Lack, Ladder, Rung, Spot};
 pub use manifest::{
     ClockPair, Counters, Event, FioJob, Hook, Lost, Machine, Manifest, PerKindNs, Price, Software, State,
-    Window, Workload,
+    Window, Windows, Workload,
 };
 pub use operation::Operation;
 pub use overhead::{Effect, Overhead};

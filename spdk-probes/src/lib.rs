@@ -5,6 +5,7 @@
 //! says what each boundary would be taken with. [`resolve`] goes from a program's files to what a probe needs,
 //! [`functions`] names what is wanted of them.
 
+mod calibrate;
 mod compare;
 mod connections;
 mod dwarf;
@@ -22,6 +23,7 @@ mod messages;
 mod offer;
 mod place;
 mod plan;
+mod price;
 mod process;
 mod queues;
 pub mod resolve;
@@ -36,6 +38,7 @@ use std::path::{Path, PathBuf};
 
 use run_format::Side;
 
+pub use calibrate::{Calibration, RedZone, calibrate};
 pub use compare::{BoundaryChange, Change, Comparison, Taken, Verdict, Weight, What};
 pub use error::Error;
 pub use host::Host;
@@ -45,8 +48,9 @@ pub use offer::{
     Build, CopyOffer, Cost, EventOffer, FileOffer, FunctionOffer, Instruction, Offer, PerCommand, PerKind,
     Price, SideOffer, UprobeCost,
 };
-pub use place::{Class, Emulation, Reg};
+pub use place::{Class, Emulation, Optimised, Reg};
 pub use plan::{Avoid, BoundarySurvey, Detail, RungSurvey, Survey};
+pub use price::{Amount, Cost as HitCost, HookClass, PlanPrice, Prices, ring_price};
 pub use process::{Choice, Process, candidates, find};
 pub use target::Target;
 pub use trace::{Structure, Trace};
@@ -69,6 +73,8 @@ pub struct Options {
     /// What not to use, though the kernel has it: for machines whose owner rules, and for tests of the rungs
     /// below.
     pub avoid: Vec<Avoid>,
+    /// What hits of hooks cost here, where it was measured: the estimates of each hook are then these.
+    pub prices: Option<Prices>,
 }
 
 impl Default for Options {
@@ -80,6 +86,7 @@ impl Default for Options {
             layout: None,
             debug_file: None,
             avoid: Vec::new(),
+            prices: None,
         }
     }
 }

@@ -420,7 +420,7 @@ fn by_file(sites: &[Placed]) -> Vec<Vec<&Placed>> {
 }
 
 /// A side's loaded programs, to be attached again and again.
-pub(crate) type Loaded = Box<dyn Skel<'static>>;
+pub(crate) type Loaded = Box<dyn Skel<'static> + Send>;
 
 /// The attached programs of one side, and the reading end of what they send. The order of the first fields is that
 /// of their end.

@@ -4,9 +4,15 @@
 //! Works on bytes alone; it knows no files, no symbols, and attaches nothing.
 //!
 //! What Linux emulates at an x86-64 uprobe (arch/x86/kernel/uprobes.c): `push` of a register, `jmp`,
-//! `call rel32`, conditional jumps, the one-byte nop with any prefix, and since 6.18 the other nops;
-//! there a five-byte nop is turned into a call, which is cheaper still. `endbr64`, `push` of memory or
-//! a constant, and every other instruction is copied aside and single-stepped: two traps instead of one.
+//! `call rel32`, conditional jumps, the one-byte nop with most prefixes, and since 6.18 the other nops.
+//! `endbr64`, `push` of memory or a constant, and every other instruction is copied aside and single-stepped: two
+//! traps instead of one. On an instruction with a prefix for a segment or a lock it takes no uprobe.
+//!
+//! One nop is turned into a call, which is cheaper still. From 6.18 on that was the one of five bytes, and the call
+//! pushed its return address where a leaf function keeps values (the 128 bytes below the stack pointer, System V
+//! ABI, section 3.2.2): they were overwritten. Since 7.3 it is the one of ten bytes, whose place has room to move
+//! the stack pointer first; releases of the branches before may have it too, which their version does not tell. So
+//! before 7.3 a five-byte nop is used only where the function can not have stored anything below its stack pointer.
 //!
 //! A site stands for "this function was called", so it must be passed exactly once a call: it lies on
 //! the straight line from the entry, in front of or on the first branch, and no branch of the function
@@ -132,8 +138,10 @@ impl std::fmt::Display for Reg {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// A five-byte nop that the kernel replaces by a call (Linux 6.18 and later).
+    /// A five-byte nop that the kernel replaces by a call (Linux 6.18 to 7.2).
     Nop5,
+    /// A ten-byte nop that the kernel replaces by a call (Linux 7.3 and later).
+    Nop10,
     /// The kernel carries the instruction out itself: one trap.
     Emulated,
     /// The kernel steps over a copy of the instruction: two traps.
@@ -145,7 +153,7 @@ impl Class {
     /// machine on an idle 2.1 GHz core. Other machines differ; the ratios hold.
     pub fn estimated_ns(self) -> u32 {
         match self {
-            Class::Nop5 => 280,
+            Class::Nop5 | Class::Nop10 => 280,
             Class::Emulated => 510,
             Class::SingleStep => 4700,
         }
@@ -155,6 +163,7 @@ impl Class {
     pub fn name(self) -> &'static str {
         match self {
             Class::Nop5 => "nop5",
+            Class::Nop10 => "nop10",
             Class::Emulated => "emulated",
             Class::SingleStep => "single-step",
         }
@@ -165,6 +174,7 @@ impl std::fmt::Display for Class {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Class::Nop5 => "five-byte nop",
+            Class::Nop10 => "ten-byte nop",
             Class::Emulated => "emulated",
             Class::SingleStep => "single-stepped",
         })
@@ -174,14 +184,33 @@ impl std::fmt::Display for Class {
 /// What a kernel does at uprobes beyond what every kernel does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Emulation {
-    /// Nops of several bytes (`0f 1f ...`) are emulated, and those of five bytes optimised.
+    /// Nops of several bytes (`0f 1f ...`) are emulated.
     pub long_nops: bool,
+    /// The nop that is turned into a call.
+    pub optimised: Optimised,
+}
+
+/// The nop that a kernel turns into a call where a uprobe is on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Optimised {
+    /// None.
+    Nothing,
+    /// That of five bytes; what the function keeps below its stack pointer may be overwritten.
+    Nop5,
+    /// That of ten bytes; the function's stack is left alone.
+    Nop10,
 }
 
 impl Emulation {
     /// Of a kernel by its version.
     pub fn of_kernel(major: u32, minor: u32) -> Emulation {
-        Emulation { long_nops: (major, minor) >= (6, 18) }
+        let version = (major, minor);
+        let optimised = match version {
+            _ if version >= (7, 3) => Optimised::Nop10,
+            _ if version >= (6, 18) => Optimised::Nop5,
+            _ => Optimised::Nothing,
+        };
+        Emulation { long_nops: version >= (6, 18), optimised }
     }
 
     /// Of the running kernel. Where its version cannot be told, what every kernel does.
@@ -197,6 +226,9 @@ impl Emulation {
 
     /// The class of one instruction.
     fn class(self, instruction: &Instruction, bytes: &[u8]) -> Class {
+        if self.refuses(bytes) {
+            return Class::SingleStep;
+        }
         match instruction.mnemonic() {
             // Not with a prefix other than REX.B: the kernel refuses to emulate `66 push`.
             Mnemonic::Push
@@ -208,7 +240,8 @@ impl Emulation {
             Mnemonic::Nop => match bytes {
                 // Any prefixes in front of 0x90; a REX prefix would make it an exchange.
                 [prefixes @ .., 0x90] if prefixes.iter().all(|b| is_legacy_prefix(*b)) => Class::Emulated,
-                [0x0f, 0x1f, 0x44, 0x00, 0x00] if self.long_nops => Class::Nop5,
+                NOP5 if self.optimised == Optimised::Nop5 => Class::Nop5,
+                NOP10 if self.optimised == Optimised::Nop10 => Class::Nop10,
                 _ if self.long_nops && is_kernel_nop(bytes) => Class::Emulated,
                 _ => Class::SingleStep,
             },
@@ -223,7 +256,18 @@ impl Emulation {
             _ => Class::SingleStep,
         }
     }
+
+    /// Whether it takes no uprobe on this instruction: one with a prefix for a segment (but fs and gs) or a lock.
+    fn refuses(self, bytes: &[u8]) -> bool {
+        let mut prefixes = bytes.iter().take_while(|byte| is_legacy_prefix(**byte));
+        let bad = |byte: &u8| matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0xf0);
+        prefixes.any(bad) && !(self.optimised == Optimised::Nop10 && bytes == NOP10)
+    }
 }
+
+/// The kernel's own nops of five and ten bytes (arch/x86/include/asm/nops.h).
+const NOP5: &[u8] = &[0x0f, 0x1f, 0x44, 0x00, 0x00];
+const NOP10: &[u8] = &[0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00];
 
 fn is_legacy_prefix(byte: u8) -> bool {
     matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65 | 0x66 | 0x67 | 0xf0 | 0xf2 | 0xf3)
@@ -319,6 +363,8 @@ pub(crate) fn best_spot(
     let mut first: Option<Spot> = None;
     let mut best: Option<Spot> = None;
     let mut limit = u64::MAX;
+    let mut stored_below = false;
+    let mut left_out = None;
     let mut instruction = Instruction::default();
     let mut end = "the function ends";
     while decoder.can_decode() {
@@ -345,7 +391,13 @@ pub(crate) fn best_spot(
             break;
         }
         let class = emulation.class(&instruction, function.slice(&instruction));
-        let better = best.as_ref().is_none_or(|best| class < best.class);
+        let unsafe_nop = class == Class::Nop5 && stored_below;
+        if unsafe_nop {
+            left_out = left_out.or(Some(offset));
+        }
+        stored_below |= may_store_below(&mut info, &instruction);
+        let refused = emulation.refuses(function.slice(&instruction));
+        let better = !unsafe_nop && !refused && best.as_ref().is_none_or(|best| class < best.class);
         if better {
             let spot = Spot { vaddr, instruction: text(&instruction), class, why: String::new() };
             if first.is_none() {
@@ -353,7 +405,7 @@ pub(crate) fn best_spot(
             }
             best = Some(spot);
         }
-        if best.as_ref().is_some_and(|best| best.class == Class::Nop5)
+        if best.as_ref().is_some_and(|best| matches!(best.class, Class::Nop5 | Class::Nop10))
             || instruction.flow_control() != FlowControl::Next
         {
             end = "the first branch comes";
@@ -401,6 +453,11 @@ pub(crate) fn best_spot(
             first.map_or_else(String::new, |first| first.instruction)
         ),
     };
+    if let Some(offset) = left_out {
+        spot.why += &format!(
+            "; not the five-byte nop at +{offset}, where this kernel's probe may overwrite what the function keeps below its stack pointer"
+        );
+    }
     Some(spot)
 }
 
@@ -417,6 +474,18 @@ pub(crate) fn opening(code: Code<'_>, most: usize, emulation: Emulation) -> Vec<
         found.push((text(&instruction), emulation.class(&instruction, code.slice(&instruction))));
     }
     found
+}
+
+/// Whether an instruction may have put something below the stack pointer: it writes to memory, and not plainly
+/// above. A push moves the pointer first.
+fn may_store_below(info: &mut InstructionInfoFactory, instruction: &Instruction) -> bool {
+    instruction.mnemonic() != Mnemonic::Push
+        && info.info(instruction).used_memory().iter().any(|memory| {
+            let above = memory.base() == Register::RSP
+                && memory.index() == Register::None
+                && memory.displacement().cast_signed() >= 0;
+            !above && !matches!(memory.access(), OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess)
+        })
 }
 
 /// The live register that the instruction changes, if any.
@@ -557,12 +626,12 @@ pub(crate) fn straight_line(
         if instruction.is_invalid() || instruction.ip().wrapping_sub(start) >= limit {
             break;
         }
-        spots.push(Spot {
-            vaddr: instruction.ip(),
-            instruction: text(&instruction),
-            class: emulation.class(&instruction, here.slice(&instruction)),
-            why: String::new(),
-        });
+        let class = emulation.class(&instruction, here.slice(&instruction));
+        // What the function has stored before is not known here.
+        if class != Class::Nop5 && !emulation.refuses(here.slice(&instruction)) {
+            let text = text(&instruction);
+            spots.push(Spot { vaddr: instruction.ip(), instruction: text, class, why: String::new() });
+        }
         if instruction.flow_control() != FlowControl::Next {
             break;
         }
@@ -671,8 +740,9 @@ mod tests {
 
     use super::*;
 
-    const OLD: Emulation = Emulation { long_nops: false };
-    const NEW: Emulation = Emulation { long_nops: true };
+    const OLD: Emulation = Emulation { long_nops: false, optimised: Optimised::Nothing };
+    const NEW: Emulation = Emulation { long_nops: true, optimised: Optimised::Nop5 };
+    const NEWER: Emulation = Emulation { long_nops: true, optimised: Optimised::Nop10 };
 
     fn class(bytes: &[u8], emulation: Emulation) -> Class {
         let code = Code { vaddr: 0x1000, bytes };
@@ -683,7 +753,7 @@ mod tests {
 
     #[test]
     fn every_kernel_emulates_pushes_branches_and_the_short_nop() {
-        let emulated: [&[u8]; 13] = [
+        let emulated: [&[u8]; 12] = [
             &[0x50],                   // push rax
             &[0x57],                   // push rdi
             &[0x41, 0x57],             // push r15
@@ -696,7 +766,6 @@ mod tests {
             &[0x0f, 0x85, 0, 1, 0, 0], // jne
             &[0x7f, 0x80],             // jg back
             &[0x72, 0x00],             // jb to the next
-            &[0x2e, 0x74, 0x10],       // je with a hint
         ];
         for bytes in emulated {
             assert_eq!(class(bytes, OLD), Class::Emulated, "{bytes:02x?}");
@@ -728,15 +797,13 @@ mod tests {
 
     #[test]
     fn long_nops_are_for_new_kernels_and_only_the_kernels_own() {
-        let nops: [&[u8]; 8] = [
+        let nops: [&[u8]; 6] = [
             &[0x0f, 0x1f, 0x00],
             &[0x0f, 0x1f, 0x40, 0x00],
             &[0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00],
             &[0x0f, 0x1f, 0x80, 0, 0, 0, 0],
             &[0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
             &[0x66, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
-            &[0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
-            &[0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
         ];
         for bytes in nops {
             assert_eq!(class(bytes, OLD), Class::SingleStep, "{bytes:02x?}");
@@ -744,9 +811,85 @@ mod tests {
         }
         let five = [0x0f, 0x1f, 0x44, 0x00, 0x00];
         assert_eq!((class(&five, OLD), class(&five, NEW)), (Class::SingleStep, Class::Nop5));
+        assert_eq!(class(&five, NEWER), Class::Emulated);
+        assert_eq!(class(NOP10, NEWER), Class::Nop10);
         // The same length and meaning, but not what the kernel compares with.
         assert_eq!(class(&[0x0f, 0x1f, 0x44, 0x00, 0x01], NEW), Class::SingleStep);
         assert_eq!(class(&[0x0f, 0x1f, 0x03], NEW), Class::SingleStep);
+    }
+
+    #[test]
+    fn what_a_kernel_does_at_nops_is_known_by_its_version() {
+        let of = |major, minor| {
+            let Emulation { long_nops, optimised } = Emulation::of_kernel(major, minor);
+            (long_nops, optimised)
+        };
+        for (major, minor) in [(5, 10), (6, 1), (6, 17)] {
+            assert_eq!(of(major, minor), (false, Optimised::Nothing));
+        }
+        for (major, minor) in [(6, 18), (6, 19), (7, 0), (7, 2)] {
+            assert_eq!(of(major, minor), (true, Optimised::Nop5));
+        }
+        for (major, minor) in [(7, 3), (7, 10), (8, 0)] {
+            assert_eq!(of(major, minor), (true, Optimised::Nop10));
+        }
+    }
+
+    #[test]
+    fn a_probe_is_not_put_where_the_kernel_takes_none() {
+        let refused: [&[u8]; 4] = [&[0x2e, 0x74, 0x10], &[0x3e, 0x90], NOP10, &[0xf0, 0x48, 0xff, 0x07]];
+        for bytes in refused {
+            assert!(OLD.refuses(bytes) && NEW.refuses(bytes), "{bytes:02x?}");
+        }
+        assert!(!NEWER.refuses(NOP10) && NEWER.refuses(&[0x2e, 0x74, 0x10]));
+        // nop10; mov rax, rdi; push rbx; ret
+        let bytes = [NOP10, &[0x48, 0x89, 0xf8, 0x53, 0xc3]].concat();
+        let function = Code { vaddr: 0x1000, bytes: &bytes };
+        let at = |emulation| best_spot(function, &[], &[], &[], emulation).unwrap().vaddr;
+        assert_eq!((at(OLD), at(NEW), at(NEWER)), (0x100d, 0x100d, 0x1000));
+        assert_eq!(straight_line(&[function], 0x1000, &[], NEW).len(), 3);
+        assert_eq!(straight_line(&[function], 0x1000, &[], NEWER).len(), 4);
+    }
+
+    #[test]
+    fn a_five_byte_nop_is_used_only_where_nothing_is_below_the_stack_pointer() {
+        let with = |before: &[u8], emulation| {
+            let bytes = [before, NOP5, &[0x53, 0x5b, 0xc3]].concat();
+            let spot = best_spot(Code { vaddr: 0x1000, bytes: &bytes }, &[], &[], &[], emulation).unwrap();
+            (spot.vaddr - 0x1000, spot.class, spot.why)
+        };
+        // At the entry, behind endbr64, a move, a read, a push, and a store above the pointer.
+        let safe: [&[u8]; 6] = [
+            &[],
+            &[0xf3, 0x0f, 0x1e, 0xfa],
+            &[0x48, 0x89, 0xf8],
+            &[0x48, 0x8b, 0x44, 0x24, 0xf8],
+            &[0x48, 0x83, 0xec, 0x18],
+            &[0x48, 0x89, 0x44, 0x24, 0x08],
+        ];
+        for before in safe {
+            let (at, class, why) = with(before, NEW);
+            assert_eq!((at, class), (before.len() as u64, Class::Nop5), "{before:02x?}: {why}");
+            assert!(!why.contains("below"), "{why}");
+        }
+        // Behind a store below it, or by a pointer that may lead there.
+        let unsafe_: [&[u8]; 3] =
+            [&[0x48, 0x89, 0x44, 0x24, 0xf8], &[0x48, 0x89, 0x07], &[0x48, 0x89, 0x44, 0x0c, 0x08]];
+        for before in unsafe_ {
+            let (at, class, why) = with(before, NEW);
+            assert_eq!((at, class), (before.len() as u64 + 5, Class::Emulated), "{before:02x?}");
+            assert!(why.contains(&format!("not the five-byte nop at +{}", before.len())), "{why}");
+            // A kernel that leaves the stack alone may have it.
+            assert_eq!(with(before, NEWER).0, before.len() as u64);
+        }
+        // Inside of a function it is not known what was stored before.
+        let bytes = [NOP5, &[0x53, 0xc3]].concat();
+        let function = Code { vaddr: 0x1000, bytes: &bytes };
+        let classes = |emulation| -> Vec<Class> {
+            straight_line(&[function], 0x1000, &[], emulation).iter().map(|spot| spot.class).collect()
+        };
+        assert_eq!(classes(NEW), [Class::Emulated, Class::SingleStep]);
+        assert_eq!(classes(NEWER), [Class::Emulated, Class::Emulated, Class::SingleStep]);
     }
 
     fn spot(bytes: &[u8], live: &[Reg]) -> (u64, Class) {
@@ -816,16 +959,18 @@ mod tests {
             bytes in prop::collection::vec(any::<u8>(), 0..600),
             vaddr in prop_oneof![Just(0_u64), Just(u64::MAX - 100), any::<u64>()],
             live in prop::sample::subsequence(&Reg::ARGUMENTS[..], 0..6),
-            long_nops: bool,
+            minor in 0u32..30,
         ) {
             let code = Code { vaddr, bytes: &bytes };
-            let emulation = Emulation { long_nops };
+            let emulation = Emulation::of_kernel(6 + minor / 20, minor % 20);
             if let Some(spot) = best_spot(code, &[code], &live, &[], emulation) {
                 let offset = spot.vaddr.wrapping_sub(vaddr);
                 prop_assert!(offset < WINDOW && offset < bytes.len() as u64);
                 prop_assert!(!spot.instruction.is_empty() && !spot.why.is_empty());
-                // Never dearer than the entry, and elsewhere only where it is cheaper.
-                prop_assert!(offset == 0 || spot.class < Class::SingleStep || bytes.starts_with(&[0xf3, 0x0f, 0x1e, 0xfa]));
+                // Never dearer than the entry, and elsewhere only where it is cheaper or the entry takes none.
+                let entry = code.decoder().decode();
+                let refused = emulation.refuses(code.slice(&entry));
+                prop_assert!(refused || offset == 0 || spot.class < Class::SingleStep || bytes.starts_with(&[0xf3, 0x0f, 0x1e, 0xfa]));
             }
             for call in calls(code, emulation) {
                 prop_assert!(code.contains(call.vaddr));

@@ -14,6 +14,7 @@ use crate::functions::{self, Argument, At, Part, Rung, Uprobe, Way, Without};
 use crate::inlined::{Base, Place};
 use crate::loader::kernel_version;
 use crate::place::{Class, Reg};
+use crate::price::Prices;
 use crate::resolve::{BinarySet, Coverage, Function, READABLE, Site};
 use crate::usdt::{UsdtArg, UsdtPlace, UsdtSite};
 use crate::{Error, Options, messages};
@@ -343,7 +344,21 @@ impl Survey {
                 }
             }
         }
-        Survey { side, boundaries, events: outcomes, event_uprobes, obstacles: Vec::new() }
+        let mut survey = Survey { side, boundaries, events: outcomes, event_uprobes, obstacles: Vec::new() };
+        if let Some(prices) = &options.prices {
+            survey.reprice(prices);
+        }
+        survey
+    }
+
+    /// Gives the sites of its rungs the prices that were measured.
+    fn reprice(&mut self, prices: &Prices) {
+        for rung in self.boundaries.iter_mut().flat_map(|boundary| &mut boundary.rungs) {
+            let placed = rung.uprobes.iter_mut().flat_map(|uprobe| &mut uprobe.sites);
+            for site in rung.outcome.iter_mut().flatten().chain(placed) {
+                site.estimated_ns = prices.of(site.class.into()).in_place_ns;
+            }
+        }
     }
 
     /// Fails where a boundary can not be taken without which nothing can be recorded. `name` is what the message
