@@ -1,0 +1,341 @@
+//! Counts what the recorded does whether or not anything is armed, for `record --measure-overhead`: from what the
+//! kernel counts anyway. It asks nothing of the recorded process and touches none of its memory.
+//!
+//! An SPDK process's commands are told by the bytes over its TCP connections, which the kernel has for each socket
+//! (`sock_diag(7)`): SPDK's own counters would have to be asked for over its RPC, whose answers the app thread
+//! makes, mostly on the reactor that is measured. How many bytes a command is, the commands recorded in the armed
+//! windows tell. The kernel's host and target are told by their block devices' I/O counts and times.
+
+use anyhow::{Context, Result, bail};
+use nix::libc;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, connect, recv, send, socket,
+};
+
+use run_format::{Kind, Nanos, Side, monotonic_now};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+/// What is counted.
+#[derive(Clone, Debug)]
+pub enum Counter {
+    /// Bytes over a process's TCP connections.
+    Connections(u32),
+    /// I/Os of block devices, by their `stat` files.
+    Devices(Vec<PathBuf>),
+}
+
+/// Counts at an instant, by what they are of: those that are there at two instants have a difference.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    pub at: Nanos,
+    of: BTreeMap<u64, (u64, u64)>,
+}
+
+impl Counter {
+    /// The counter for one side.
+    ///
+    /// # Errors
+    /// Where nothing counts its commands.
+    pub fn of(side: Side, kind: Kind, pid: Option<u32>) -> Result<Counter> {
+        let counter = match (kind, side, pid) {
+            (Kind::Spdk, _, Some(pid)) => Counter::Connections(pid),
+            (Kind::Spdk, _, None) => bail!("--measure-overhead: the recorded process is not known"),
+            (Kind::Kernel, Side::Host, _) => Counter::Devices(fabrics_devices(Path::new("/sys"))),
+            (Kind::Kernel, Side::Target, _) => {
+                Counter::Devices(backing_devices(Path::new("/sys/kernel/config/nvmet"), Path::new("/sys")))
+            }
+        };
+        match &counter {
+            Counter::Devices(devices) if devices.is_empty() => bail!(
+                "--measure-overhead: no block device counts this side's commands (a host needs connected namespaces, a target namespaces that are block devices): leave it out, or measure the other side"
+            ),
+            _ => Ok(counter),
+        }
+    }
+
+    /// For a person.
+    pub fn name(&self) -> String {
+        match self {
+            Counter::Connections(_) => "bytes over the process's TCP connections, by sock_diag".to_owned(),
+            Counter::Devices(devices) => {
+                let names: Vec<String> = devices
+                    .iter()
+                    .filter_map(|path| path.parent()?.file_name())
+                    .map(|name| name.to_string_lossy().into_owned())
+                    .collect();
+                format!("I/Os of {}", names.join(", "))
+            }
+        }
+    }
+
+    /// Units a command counts, where that is known beforehand.
+    pub fn per_command(&self) -> Option<f64> {
+        matches!(self, Counter::Devices(_)).then_some(1.0)
+    }
+
+    /// The counts now.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn sample(&self) -> Result<Sample> {
+        let of = match self {
+            Counter::Connections(pid) => {
+                let own = sockets(*pid)?;
+                let all =
+                    tcp_bytes().context("ask the kernel for the bytes of TCP connections (sock_diag)")?;
+                all.into_iter().filter(|(inode, _)| own.contains(inode)).map(|(i, n)| (i, (n, 0))).collect()
+            }
+            Counter::Devices(devices) => {
+                let mut counts = BTreeMap::new();
+                for (number, path) in devices.iter().enumerate() {
+                    // A device may go.
+                    let text = std::fs::read_to_string(path).unwrap_or_default();
+                    counts.extend(device_counts(&text).map(|counts| (number as u64, counts)));
+                }
+                counts
+            }
+        };
+        Ok(Sample { at: monotonic_now(), of })
+    }
+
+    /// Units and the time that they took together (ns, where the counter tells) from one instant to a later one.
+    pub fn between(&self, before: &Sample, after: &Sample) -> (f64, Option<f64>) {
+        let (mut units, mut busy) = (0u64, 0u64);
+        for (key, (n, ms)) in &after.of {
+            if let Some((n_before, ms_before)) = before.of.get(key) {
+                units += n.saturating_sub(*n_before);
+                busy += ms.saturating_sub(*ms_before);
+            }
+        }
+        let times = matches!(self, Counter::Devices(_));
+        (units as f64, times.then_some(busy as f64 * 1e6))
+    }
+}
+
+/// I/Os and their milliseconds of a device's `stat` (Documentation/block/stat.rst: reads, writes, discards and
+/// flushes have their I/Os at 0, 4, 11 and 15, their times at 3, 7, 14 and 16).
+fn device_counts(text: &str) -> Option<(u64, u64)> {
+    let fields: Vec<u64> = text.split_ascii_whitespace().map_while(|field| field.parse().ok()).collect();
+    let sum =
+        |at: [usize; 4]| at.iter().filter_map(|n| fields.get(*n)).fold(0u64, |a, b| a.saturating_add(*b));
+    (fields.len() >= 11).then(|| (sum([0, 4, 11, 15]), sum([3, 7, 14, 16])))
+}
+
+/// The `stat` files of the namespaces of all controllers over TCP and RDMA: of each path, where multipath has several.
+fn fabrics_devices(sys: &Path) -> Vec<PathBuf> {
+    let names = |path: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    };
+    let mut stats = BTreeSet::new();
+    for controller in names(&sys.join("class/nvme")) {
+        let transport = std::fs::read_to_string(controller.join("transport")).unwrap_or_default();
+        if !matches!(transport.trim(), "tcp" | "rdma") {
+            continue;
+        }
+        for device in names(&controller) {
+            let is_namespace =
+                device.file_name().is_some_and(|name| name.to_string_lossy().starts_with("nvme"));
+            if is_namespace && device.join("stat").is_file() {
+                stats.insert(device.join("stat"));
+            }
+        }
+    }
+    stats.into_iter().collect()
+}
+
+/// The `stat` files of the block devices behind a kernel target's namespaces.
+fn backing_devices(configuration: &Path, sys: &Path) -> Vec<PathBuf> {
+    let inside = |path: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    };
+    let mut stats = BTreeSet::new();
+    for subsystem in inside(&configuration.join("subsystems")) {
+        for namespace in inside(&subsystem.join("namespaces")) {
+            let enabled = std::fs::read_to_string(namespace.join("enable")).unwrap_or_default();
+            let path = std::fs::read_to_string(namespace.join("device_path")).unwrap_or_default();
+            let device = std::fs::canonicalize(path.trim()).ok();
+            let name = device.as_deref().and_then(Path::file_name);
+            if let Some(name) = name.filter(|_| enabled.trim() == "1") {
+                let stat = sys.join("class/block").join(name).join("stat");
+                if stat.is_file() {
+                    stats.insert(stat);
+                }
+            }
+        }
+    }
+    stats.into_iter().collect()
+}
+
+/// The inodes of a process's sockets.
+fn sockets(pid: u32) -> Result<BTreeSet<u64>> {
+    let folder = format!("/proc/{pid}/fd");
+    let entries = std::fs::read_dir(&folder).with_context(|| format!("read {folder}"))?;
+    let inode = |path: PathBuf| {
+        let target = std::fs::read_link(path).ok()?;
+        target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+    };
+    Ok(entries.flatten().filter_map(|entry| inode(entry.path())).collect())
+}
+
+/// `include/uapi/linux/sock_diag.h` and `inet_diag.h`.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const INET_DIAG_INFO: u16 = 2;
+/// `NLM_F_REQUEST | NLM_F_DUMP`, `NLMSG_ERROR` and `NLMSG_DONE` (`netlink.h`).
+const REQUEST_DUMP: u16 = 0x301;
+const ERROR: u16 = 2;
+const DONE: u16 = 3;
+/// Of `struct nlmsghdr` and `struct inet_diag_msg`, and where the latter has the socket's inode.
+const HEADER: usize = 16;
+const MESSAGE: usize = 72;
+const INODE: usize = 68;
+/// Where `struct tcp_info` has the bytes acknowledged and received.
+const BYTES_ACKED: usize = 120;
+const BYTES_RECEIVED: usize = 128;
+
+/// The bytes sent and received on every established TCP connection of this network namespace, by its inode.
+fn tcp_bytes() -> std::io::Result<Vec<(u64, u64)>> {
+    let kernel = socket(
+        AddressFamily::Netlink,
+        SockType::Datagram,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkSockDiag,
+    )?;
+    connect(kernel.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+    let mut found = Vec::new();
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let mut request = [0u8; HEADER + 56];
+        request[0..4].copy_from_slice(&(HEADER as u32 + 56).to_ne_bytes());
+        request[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        request[6..8].copy_from_slice(&REQUEST_DUMP.to_ne_bytes());
+        request[HEADER] = family as u8;
+        request[HEADER + 1] = libc::IPPROTO_TCP as u8;
+        request[HEADER + 2] = 1 << (INET_DIAG_INFO - 1);
+        // TCP_ESTABLISHED is state 1.
+        request[HEADER + 4..HEADER + 8].copy_from_slice(&(1u32 << 1).to_ne_bytes());
+        send(kernel.as_raw_fd(), &request, MsgFlags::empty())?;
+        let mut buffer = vec![0u8; 1 << 16];
+        loop {
+            let n = recv(kernel.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+            if messages(buffer.get(..n).unwrap_or_default(), &mut found)? {
+                break;
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Takes the messages of one answer; whether it was the last.
+fn messages(mut bytes: &[u8], found: &mut Vec<(u64, u64)>) -> std::io::Result<bool> {
+    let u16_at = |bytes: &[u8], at: usize| Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
+    let u32_at = |bytes: &[u8], at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    while let (Some(length), Some(kind)) = (u32_at(bytes, 0), u16_at(bytes, 4)) {
+        let length = length as usize;
+        let Some(message) = bytes.get(..length).filter(|_| length >= HEADER) else {
+            return Err(std::io::Error::other("an answer that is cut"));
+        };
+        match kind {
+            DONE => return Ok(true),
+            ERROR => {
+                let code = u32_at(message, HEADER).unwrap_or(0) as i32;
+                return Err(std::io::Error::from_raw_os_error(code.saturating_neg()));
+            }
+            SOCK_DIAG_BY_FAMILY => {
+                let inode = u32_at(message, HEADER + INODE);
+                let bytes = message.get(HEADER + MESSAGE..).and_then(bytes_of);
+                found.extend(inode.zip(bytes).map(|(inode, bytes)| (u64::from(inode), bytes)));
+            }
+            _ => {}
+        }
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(false)
+}
+
+/// The bytes that a connection's attributes tell of.
+fn bytes_of(mut attributes: &[u8]) -> Option<u64> {
+    let u16_at = |bytes: &[u8], at: usize| Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
+    let u64_at = |bytes: &[u8], at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+    loop {
+        let (length, kind) = (usize::from(u16_at(attributes, 0)?), u16_at(attributes, 2)?);
+        let attribute = attributes.get(4..length)?;
+        if kind == INET_DIAG_INFO {
+            return u64_at(attribute, BYTES_ACKED)?.checked_add(u64_at(attribute, BYTES_RECEIVED)?);
+        }
+        attributes = attributes.get(length.next_multiple_of(4)..)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn bytes_over_a_connection_are_counted() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        let counter = Counter::of(Side::Target, Kind::Spdk, Some(std::process::id())).unwrap();
+        near.write_all(&[1; 10]).unwrap();
+        far.read_exact(&mut [0; 10]).unwrap();
+        let before = counter.sample().unwrap();
+        near.write_all(&[1; 100_000]).unwrap();
+        far.read_exact(&mut [0; 100_000]).unwrap();
+        // What was read is acknowledged at the latest with the next bytes back.
+        far.write_all(&[1; 1]).unwrap();
+        near.read_exact(&mut [0; 1]).unwrap();
+        let after = counter.sample().unwrap();
+        let (units, busy) = counter.between(&before, &after);
+        // Sent on one end, received on the other; other tests of this process may have connections, too.
+        assert!(units >= 150_000.0 && busy.is_none(), "{units}");
+        assert!(counter.per_command().is_none());
+    }
+
+    #[test]
+    fn a_device_s_counts_are_its_ios_and_their_times() {
+        let text = " 10 1 80 5 20 2 160 7 0 9 12 3 0 24 1 4 2\n";
+        assert_eq!(device_counts(text), Some((10 + 20 + 3 + 4, 5 + 7 + 1 + 2)));
+        // Before discards and flushes were counted.
+        assert_eq!(device_counts("10 1 80 5 20 2 160 7 0 9 12"), Some((30, 12)));
+        assert_eq!(device_counts(""), None);
+        assert_eq!(device_counts("10 x"), None);
+    }
+
+    #[test]
+    fn only_namespaces_over_fabrics_are_a_host_s() {
+        let folder = tempfile::tempdir().unwrap();
+        let make = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        make("class/nvme/nvme0/transport", "pcie\n");
+        make("class/nvme/nvme0/nvme0n1/stat", "1");
+        make("class/nvme/nvme1/transport", "tcp\n");
+        make("class/nvme/nvme1/nvme1c1n1/stat", "1");
+        make("class/nvme/nvme1/power/stat", "1");
+        let found = fabrics_devices(folder.path());
+        assert_eq!(found, [folder.path().join("class/nvme/nvme1/nvme1c1n1/stat")]);
+        assert_eq!(Counter::Devices(found).name(), "I/Os of nvme1c1n1");
+        assert!(fabrics_devices(&folder.path().join("nowhere")).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn any_answer_is_taken_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..400), kind in 0u16..30, length in 0u32..500) {
+            let mut message = bytes;
+            if message.len() >= HEADER {
+                message[..4].copy_from_slice(&length.to_ne_bytes());
+                message[4..6].copy_from_slice(&kind.to_ne_bytes());
+            }
+            let _ = messages(&message, &mut Vec::new());
+            let _ = bytes_of(&message);
+            let _ = device_counts(&String::from_utf8_lossy(&message));
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! What recording costs the recorded, from windows with the probes armed and windows without: the pairs, their order,
+//! and what they show. Where the counts come from is in `counting`; nothing here reads a clock or a counter.
+//!
+//! The windows of a pair lie side by side, in an order that is drawn anew for each pair: a load that drifts moves
+//! both alike, and one that swings with any period can not favour one of the two. Each pair gives one difference;
+//! the interval is Student's over the pairs, which holds where the differences are about normally distributed and
+//! do not depend on each other. A load that jumps about makes it wide, never wrong by more than that.
+
+use run_format::{Effect, Overhead};
+
+/// Fewer pairs say nothing.
+const LEAST_PAIRS: usize = 5;
+/// How surely the interval holds the true difference.
+const CONFIDENCE: f64 = 0.95;
+/// How surely a difference as large as [`Effect::smallest`] would have been shown.
+const POWER: f64 = 0.8;
+
+/// One window, as it was counted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Counted {
+    /// Whether the probes were armed.
+    pub armed: bool,
+    /// How long it was, ns.
+    pub ns: f64,
+    /// Units that were counted: commands, or bytes.
+    pub units: f64,
+    /// How long the counted commands took together, ns, where the counter tells.
+    pub busy_ns: Option<f64>,
+}
+
+impl Counted {
+    fn rate(&self) -> f64 {
+        self.units / self.ns
+    }
+
+    fn latency(&self) -> Option<f64> {
+        self.busy_ns.filter(|_| self.units > 0.0).map(|busy| busy / self.units)
+    }
+}
+
+/// Which of a pair's windows is armed: drawn for every pair (SplitMix64).
+#[derive(Clone, Debug)]
+pub struct Draw {
+    state: u64,
+    second_armed: Option<bool>,
+}
+
+impl Draw {
+    pub fn new(seed: u64) -> Draw {
+        Draw { state: seed, second_armed: None }
+    }
+
+    /// Whether the next window is armed.
+    pub fn next(&mut self) -> bool {
+        if let Some(armed) = self.second_armed.take() {
+            return armed;
+        }
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let first = (z ^ (z >> 31)) & 1 == 1;
+        self.second_armed = Some(!first);
+        first
+    }
+
+    /// Forgets a pair's second window: one of it was left out.
+    pub fn again(&mut self) {
+        self.second_armed = None;
+    }
+}
+
+/// What pairs of windows show. `per_command` is how many units one command counts.
+pub fn of(windows: &[Counted], counter: &str, length_ns: u64, per_command: Option<f64>) -> Overhead {
+    let pairs: Vec<(Counted, Counted)> = windows
+        .chunks_exact(2)
+        .filter_map(|pair| match pair {
+            [a, b] if a.armed && !b.armed => Some((*a, *b)),
+            [a, b] if b.armed && !a.armed => Some((*b, *a)),
+            _ => None,
+        })
+        .filter(|(armed, idle)| armed.ns > 0.0 && idle.ns > 0.0)
+        .collect();
+    let mut overhead = Overhead {
+        counter: counter.to_owned(),
+        pairs: u32::try_from(pairs.len()).unwrap_or(u32::MAX),
+        length_ns,
+        ..Overhead::default()
+    };
+    if pairs.len() < LEAST_PAIRS {
+        overhead.notes.push(format!(
+            "{} pairs of windows are too few to tell: at least {LEAST_PAIRS} are needed, so record longer",
+            pairs.len()
+        ));
+        return overhead;
+    }
+    let mean =
+        |of: &dyn Fn(&(Counted, Counted)) -> f64| pairs.iter().map(of).sum::<f64>() / pairs.len() as f64;
+    let (armed, idle) = (mean(&|pair| pair.0.rate()), mean(&|pair| pair.1.rate()));
+    if pairs.iter().any(|(armed, idle)| armed.units <= 0.0 || idle.units <= 0.0) {
+        overhead.notes.push(
+            "there were windows without any command, so there is nothing to compare: is the load steady?"
+                .to_owned(),
+        );
+        return overhead;
+    }
+    overhead.lost = Some(effect(pairs.iter().map(|(armed, idle)| 1.0 - armed.rate() / idle.rate())));
+    match per_command {
+        Some(units) if units > 0.0 => {
+            overhead.idle_per_second = idle * 1e9 / units;
+            overhead.armed_per_second = armed * 1e9 / units;
+            let added = pairs.iter().map(|(armed, idle)| units / armed.rate() - units / idle.rate());
+            overhead.added_ns = Some(effect(added));
+        }
+        _ => overhead.notes.push("how much of the counter a command is could not be told".to_owned()),
+    }
+    let latencies: Option<Vec<f64>> =
+        pairs.iter().map(|(armed, idle)| Some(armed.latency()? - idle.latency()?)).collect();
+    overhead.latency_ns = latencies.map(|latencies| effect(latencies.into_iter()));
+    overhead
+}
+
+/// For a person, in a sentence.
+pub fn summary(overhead: &Overhead) -> String {
+    let said = match (overhead.added_ns, overhead.lost) {
+        (Some(added), Some(lost)) if added.is_shown() => format!(
+            "recording adds {:.2} us a command ({:.2} to {:.2}) and takes {:.1} % of the throughput ({:.1} to {:.1})",
+            added.mean / 1e3,
+            added.low / 1e3,
+            added.high / 1e3,
+            lost.mean * 1e2,
+            lost.low * 1e2,
+            lost.high * 1e2
+        ),
+        (Some(added), Some(lost)) => format!(
+            "what recording adds can not be told: less than {:.2} us a command, or {:.1} % of the throughput, would not have shown",
+            added.smallest / 1e3,
+            lost.smallest * 1e2
+        ),
+        _ => format!("what recording adds was not measured: {}", overhead.notes.join("; ")),
+    };
+    format!("{said} [{} pairs of windows, 95 % intervals]", overhead.pairs)
+}
+
+/// The mean of some differences, with its interval.
+fn effect(differences: impl Iterator<Item = f64>) -> Effect {
+    let values: Vec<f64> = differences.collect();
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (n - 1.0);
+    let error = (variance / n).sqrt();
+    let freedom = u32::try_from(values.len() - 1).unwrap_or(u32::MAX);
+    let wide = quantile(freedom, 1.0 - (1.0 - CONFIDENCE) / 2.0);
+    Effect {
+        mean,
+        low: mean - wide * error,
+        high: mean + wide * error,
+        smallest: (wide + quantile(freedom, POWER)) * error,
+    }
+}
+
+/// The value that Student's t stays below with this probability, of at least one half (Abramowitz and Stegun,
+/// 26.7.3 and 26.7.4, inverted by halving).
+fn quantile(freedom: u32, probability: f64) -> f64 {
+    let within = 2.0 * probability - 1.0;
+    let (mut low, mut high) = (0.0, 1e4);
+    for _ in 0..100 {
+        let middle = (low + high) / 2.0;
+        if between(freedom, middle) < within { low = middle } else { high = middle }
+    }
+    (low + high) / 2.0
+}
+
+/// How probable it is that Student's t lies within `t` either way.
+fn between(freedom: u32, t: f64) -> f64 {
+    let freedom = freedom.clamp(1, 10_000);
+    let angle = (t / f64::from(freedom).sqrt()).atan();
+    let (sine, square) = (angle.sin(), angle.cos().powi(2));
+    if freedom % 2 == 0 {
+        let (mut term, mut sum) = (1.0, 1.0);
+        for k in (2..freedom - 1).step_by(2) {
+            term *= square * f64::from(k - 1) / f64::from(k);
+            sum += term;
+        }
+        return sine * sum;
+    }
+    let mut sum = 0.0;
+    if freedom > 1 {
+        let mut term = angle.cos();
+        sum = term;
+        for k in (3..freedom - 1).step_by(2) {
+            term *= square * f64::from(k - 1) / f64::from(k);
+            sum += term;
+        }
+    }
+    std::f64::consts::FRAC_2_PI * (angle + sine * sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn student_s_quantiles_are_those_of_the_tables() {
+        for (freedom, probability, value) in [
+            (1, 0.975, 12.706),
+            (2, 0.975, 4.303),
+            (3, 0.975, 3.182),
+            (4, 0.975, 2.776),
+            (9, 0.975, 2.262),
+            (10, 0.8, 0.879),
+            (29, 0.975, 2.045),
+            (30, 0.975, 2.042),
+            (1000, 0.975, 1.962),
+        ] {
+            let found = quantile(freedom, probability);
+            assert!((found - value).abs() < 1e-3, "{freedom} {probability}: {found}");
+        }
+    }
+
+    /// Windows of a load of 2 us a command that costs so much more when armed, with noise and a drift.
+    fn windows(pairs: usize, cost_ns: f64, noise: f64, seed: u64) -> Vec<Counted> {
+        let mut draw = Draw::new(seed);
+        let mut random = Draw::new(!seed);
+        let mut unit = move || {
+            let mut bit = || {
+                random.again();
+                f64::from(u8::from(random.next()))
+            };
+            (1..32).map(|n| bit() * 0.5f64.powi(n)).sum::<f64>()
+        };
+        (0..2 * pairs)
+            .map(|n| {
+                let armed = draw.next();
+                // The sum of twelve is about normal.
+                let normal = (0..12).map(|_| unit()).sum::<f64>() - 6.0;
+                let drift = 1.0 + n as f64 * 0.002;
+                let each = (2_000.0 * (1.0 + noise * normal)) * drift + if armed { cost_ns } else { 0.0 };
+                Counted { armed, ns: 2e8, units: 2e8 / each, busy_ns: Some(32.0 * 2e8) }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_cost_is_found_and_none_is_not() {
+        let found = of(&windows(40, 500.0, 0.02, 7), "commands", 1, Some(1.0));
+        let added = found.added_ns.unwrap();
+        assert!(added.is_shown() && added.low < 500.0 && 500.0 < added.high, "{added:?}");
+        assert!(added.high - added.low < 100.0, "{added:?}");
+        assert!(found.lost.unwrap().is_shown() && found.lost.unwrap().low > 0.1, "{found:?}");
+        // 32 commands at a time: what each takes more, all take.
+        let latency = found.latency_ns.unwrap();
+        assert!(latency.low < 16_000.0 && 16_000.0 < latency.high, "{latency:?}");
+        // Of pairs without a difference, one in twenty shows one.
+        let shown = (0..400)
+            .filter(|seed| of(&windows(20, 0.0, 0.05, *seed), "", 1, Some(1.0)).added_ns.unwrap().is_shown())
+            .count();
+        assert!((5..40).contains(&shown), "{shown} of 400");
+    }
+
+    #[test]
+    fn what_could_have_been_shown_mostly_is() {
+        let none = of(&windows(20, 0.0, 0.05, 1), "", 1, Some(1.0)).added_ns.unwrap();
+        let shown = (0..400)
+            .filter(|seed| {
+                let found = of(&windows(20, none.smallest, 0.05, *seed), "", 1, Some(1.0));
+                found.added_ns.unwrap().is_shown()
+            })
+            .count();
+        assert!((230..=390).contains(&shown), "{shown} of 400");
+    }
+
+    #[test]
+    fn too_little_is_said_to_be() {
+        let few = of(&windows(4, 500.0, 0.0, 1), "bytes", 5, Some(1.0));
+        assert!(few.added_ns.is_none() && few.notes[0].contains("too few"), "{few:?}");
+        let mut idle = windows(10, 0.0, 0.0, 1);
+        idle[3].units = 0.0;
+        let idle = of(&idle, "bytes", 5, Some(1.0));
+        assert!(idle.lost.is_none() && idle.notes[0].contains("without any command"), "{idle:?}");
+        let unknown = of(&windows(10, 0.0, 0.0, 1), "bytes", 5, None);
+        assert!(unknown.lost.is_some() && unknown.added_ns.is_none() && unknown.notes.len() == 1);
+        assert!(of(&[], "", 0, None).lost.is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn each_pair_has_one_of_each_in_an_order_that_changes(seed: u64) {
+            let mut draw = Draw::new(seed);
+            let pairs: Vec<(bool, bool)> = (0..64).map(|_| (draw.next(), draw.next())).collect();
+            prop_assert!(pairs.iter().all(|(a, b)| a != b));
+            let first = pairs.iter().filter(|pair| pair.0).count();
+            prop_assert!((8..=56).contains(&first));
+        }
+
+        #[test]
+        fn any_counts_give_finite_figures_or_none(counts in proptest::collection::vec((any::<bool>(), 0.0f64..1e12, 0.0f64..1e12), 0..40), units in proptest::option::of(0.0f64..1e6)) {
+            let windows: Vec<Counted> = counts
+                .into_iter()
+                .map(|(armed, ns, units)| Counted { armed, ns, units, busy_ns: Some(ns) })
+                .collect();
+            let found = of(&windows, "", 1, units);
+            for effect in [found.lost, found.added_ns, found.latency_ns].into_iter().flatten() {
+                prop_assert!(effect.low <= effect.mean && effect.mean <= effect.high && effect.smallest >= 0.0);
+            }
+        }
+    }
+}
