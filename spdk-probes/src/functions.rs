@@ -224,7 +224,7 @@ pub(crate) const TARGET: &[Ladder] = &[
         rungs: &[
             rung(&[NEAR_RESPONSE, REQUEST_COMPLETE]),
             Rung {
-                parts: &[REQ_PROCESS, THREAD_MESSAGE],
+                parts: &[THREAD_MESSAGE, REQ_PROCESS],
                 measured: true,
                 note: "with t_resp, which follows in the same call; what completes on another thread, by itself",
             },
