@@ -4,7 +4,7 @@
 //! A request's memory is used again and again, so an address is a command only between its capsule and its end; and
 //! where entries are missing, what was under way on that lcore is given up, since its end may be missing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
@@ -24,6 +24,11 @@ use super::ticks::Ticks;
 const ONE_OVERRUN: f64 = 0.001;
 const DOUBLED: u32 = 7;
 const OVERRUNS: u32 = 500;
+/// How long a command that is over waits for its identity, ns: a message that another CPU began before it, and has not
+/// finished, holds it up.
+const LATEST_IDENTITY: u64 = 50_000_000;
+/// From so many identities of one request on, those that are of no command any more are looked for.
+const MANY_IDENTITIES: usize = 16;
 /// The host's controller identifier where nothing tells it: no controller has this one (NVMe base specification,
 /// the Connect command).
 pub(crate) const NO_CNTLID: u16 = 0xffff;
@@ -68,9 +73,11 @@ pub(crate) struct Tally {
     pub(crate) overwritten: u64,
     /// Their request began anew without an end.
     pub(crate) unfinished: u64,
-    /// Their identity, which was to come from elsewhere, is missing.
+    /// Their identity, which was to come from elsewhere, never came.
     pub(crate) unidentified: u64,
     pub(crate) no_start: u64,
+    /// Not over when the tracepoints were switched off for a while.
+    pub(crate) cut: u64,
 }
 
 /// A command under way, its times in ticks (0: not passed).
@@ -85,6 +92,8 @@ struct Pending {
     done: u64,
     resp: u64,
     sent: u64,
+    /// When the last of it was seen.
+    over: u64,
     io_type: u8,
     offset: u64,
     blocks: u64,
@@ -163,12 +172,19 @@ pub(super) struct Assembler {
     owners: Option<Owners>,
     /// Commands need an identity from elsewhere.
     identified: bool,
+    /// The sends of responses are recorded, and the ends of requests, for connections that leave this machine.
+    sends: bool,
     /// When following began, in ticks.
-    began: u64,
+    pub(super) began: u64,
     pending: Map<Pending>,
     /// Deallocations have a context of their own: their I/O leads to the request.
     unmaps: Map<u64>,
-    identities: Map<Vec<Identity>>,
+    /// By request, in the order of time; a reader that comes late finds many of one request.
+    identities: Map<VecDeque<Identity>>,
+    /// Commands that are over and whose identity is still to come, by request.
+    late: Map<VecDeque<Pending>>,
+    /// When the last look at the rings began, and the one before it: everything older than that has been read.
+    looks: [Nanos; 2],
     connected: Vec<Connected>,
     by_key: Map<u32>,
     lcores: Vec<Lcore>,
@@ -211,6 +227,7 @@ impl Assembler {
         owners: Option<Owners>,
         lcores: impl Iterator<Item = u32>,
         identified: bool,
+        sends: bool,
         began: u64,
         directory: Directory,
     ) -> Assembler {
@@ -218,10 +235,13 @@ impl Assembler {
             file,
             owners,
             identified,
+            sends,
             began,
             pending: Map::default(),
             unmaps: Map::default(),
             identities: Map::default(),
+            late: Map::default(),
+            looks: [Nanos(0); 2],
             connected: Vec::new(),
             by_key: Map::default(),
             lcores: lcores.map(|number| Lcore { number, ..Lcore::default() }).collect(),
@@ -247,13 +267,14 @@ impl Assembler {
                 out.push(overrun(ticks.time(at), "begins", state.number));
             }
         }
+        let last = state.last;
         let here: Vec<u64> =
             self.pending.iter().filter(|(_, p)| p.lcore == lcore).map(|(request, _)| *request).collect();
         for request in here {
             let Some(pending) = self.pending.remove(&request) else { continue };
             if pending.resp != 0 {
                 // All that stages need has been seen.
-                self.finish(request, &pending, ticks, None, out);
+                self.finish(request, Pending { over: last, ..pending }, ticks, None, out);
             } else if self.is_io(&pending) {
                 self.tally.overwritten += 1;
             }
@@ -266,14 +287,48 @@ impl Assembler {
             || queue.is_some_and(|queue| queue.io == Some(true))
     }
 
+    /// A look at the rings begins. What was recorded before it is handed over with it, after the identities.
+    pub(super) fn look_begins(&mut self, now: Nanos) {
+        self.looks = [now, self.looks[0]];
+    }
+
     /// An identity, before the events of its command's end.
-    pub(super) fn identity(&mut self, request: u64, identity: Identity) {
-        let known = self.identities.entry(request).or_default();
-        // Only the last ones can be of a command that is still under way.
-        if known.len() >= 8 {
-            known.remove(0);
+    pub(super) fn identity(&mut self, request: u64, identity: Identity, ticks: &Ticks, out: &mut Vec<Out>) {
+        let slack = slack(ticks);
+        if let Some(late) = self.late.get_mut(&request)
+            && let Some(at) = late.iter().position(|pending| is_within(identity.at, pending, ticks))
+            && let Some(pending) = late.remove(at)
+        {
+            if late.is_empty() {
+                self.late.remove(&request);
+            }
+            self.hand(&pending, Some(identity), ticks, None, out);
+            return;
         }
-        known.push(identity);
+        let known = self.identities.entry(request).or_default();
+        known.push_back(identity);
+        // Those of commands that are over stay behind where one passes twice, or where entries are missing.
+        if known.len() >= MANY_IDENTITIES && known.len().is_power_of_two() {
+            let since = self.pending.get(&request).map_or(u64::MAX, |pending| ticks.time(pending.received).0);
+            let read = self.looks[1].0.min(since).saturating_sub(slack);
+            known.retain(|identity| identity.at.0 >= read);
+        }
+    }
+
+    /// The identities that are there have come: gives up on those that do not.
+    pub(super) fn identities_came(&mut self, now: Nanos, ticks: &Ticks) {
+        let over = |pending: &Pending| ticks.time(pending.over).0.saturating_add(LATEST_IDENTITY);
+        if self.late.is_empty() {
+            return;
+        }
+        let mut lost = 0;
+        self.late.retain(|_, waiting| {
+            let before = waiting.len();
+            waiting.retain(|pending| now.0 < over(pending));
+            lost += (before - waiting.len()) as u64;
+            !waiting.is_empty()
+        });
+        self.tally.unidentified += lost;
     }
 
     /// The next event.
@@ -296,7 +351,12 @@ impl Assembler {
                     pending.done = event.ticks;
                 }
             }
-            Kind::Executed => self.at(event.object, event, |pending| &mut pending.resp),
+            Kind::Executed => {
+                self.at(event.object, event, |pending| &mut pending.resp);
+                if self.ends_with_response(event) {
+                    self.over(event, ticks, Some(events), out);
+                }
+            }
             Kind::Pend => {
                 if let Some(pending) = self.under_way(event.context, event)
                     && pending.resp != 0
@@ -305,7 +365,9 @@ impl Assembler {
                     pending.sent = event.ticks;
                 }
             }
-            Kind::Completed => self.completed(event, ticks, Some(events), out),
+            // Where the response ended it, this says nothing.
+            Kind::Completed if self.ends_with_response(event) && !self.is_under_way(event) => {}
+            Kind::Completed => self.over(event, ticks, Some(events), out),
             Kind::Disconnect => self.disconnected(event, ticks, out),
         }
         if let Some(lcore) = self.lcores.get_mut(event.lcore as usize) {
@@ -362,6 +424,7 @@ impl Assembler {
             done: 0,
             resp: 0,
             sent: 0,
+            over: 0,
             io_type: 0,
             offset: 0,
             blocks: 0,
@@ -369,7 +432,9 @@ impl Assembler {
             name: 0,
         };
         match self.pending.insert(event.object, pending) {
-            Some(old) if old.resp != 0 => self.finish(event.object, &old, ticks, None, out),
+            Some(old) if old.resp != 0 => {
+                self.finish(event.object, Pending { over: event.ticks, ..old }, ticks, None, out);
+            }
             // Freed without an end: its connection died.
             Some(old) if self.is_io(&old) => self.tally.unfinished += 1,
             _ => {}
@@ -398,8 +463,23 @@ impl Assembler {
         if event.io_type == UNMAP && request == ready { ready } else { 0 }
     }
 
-    fn completed(&mut self, event: &Event, ticks: &Ticks, events: Option<&Events>, out: &mut Vec<Out>) {
-        if self.under_way(event.object, event).is_none() {
+    /// Whether a command is over with its response: nothing that comes behind it is of use.
+    fn ends_with_response(&self, event: &Event) -> bool {
+        let queue = match self.pending.get(&event.object) {
+            Some(pending) => Some(pending.queue),
+            None => self.by_key.get(&key_of(event, self.owners.is_some())).copied(),
+        };
+        !self.sends
+            || queue.and_then(|queue| self.connected.get(queue as usize)).is_some_and(|queue| queue.local)
+    }
+
+    fn is_under_way(&self, event: &Event) -> bool {
+        self.pending.get(&event.object).is_some_and(|pending| event.ticks >= pending.received)
+    }
+
+    /// The last of a command.
+    fn over(&mut self, event: &Event, ticks: &Ticks, events: Option<&Events>, out: &mut Vec<Out>) {
+        if !self.is_under_way(event) {
             // Begun before the recording, unless its beginning was overwritten.
             let missed = self.lcores.get(event.lcore as usize).is_some_and(|lcore| lcore.missed);
             let queue = self.by_key.get(&key_of(event, self.owners.is_some()));
@@ -413,7 +493,7 @@ impl Assembler {
             return;
         }
         if let Some(pending) = self.pending.remove(&event.object) {
-            self.finish(event.object, &pending, ticks, events, out);
+            self.finish(event.object, Pending { over: event.ticks, ..pending }, ticks, events, out);
         }
     }
 
@@ -421,26 +501,42 @@ impl Assembler {
     fn finish(
         &mut self,
         request: u64,
-        pending: &Pending,
+        pending: Pending,
         ticks: &Ticks,
         events: Option<&Events>,
         out: &mut Vec<Out>,
     ) {
-        let io = self.is_io(pending);
-        let identity = self.identity_of(request, pending, ticks);
-        if !io {
+        if !self.is_io(&pending) {
             return;
         }
-        if self.identified && identity.is_none() {
-            self.tally.unidentified += 1;
-            return;
+        if !self.identified {
+            self.hand(&pending, None, ticks, events, out);
+        } else if let Some(identity) = self.identity_of(request, &pending, ticks) {
+            self.hand(&pending, Some(identity), ticks, events, out);
+        } else {
+            self.late.entry(request).or_default().push_back(pending);
         }
+    }
+
+    /// Hands a command over, with its identity where it needs one.
+    fn hand(
+        &mut self,
+        pending: &Pending,
+        identity: Option<Identity>,
+        ticks: &Ticks,
+        events: Option<&Events>,
+        out: &mut Vec<Out>,
+    ) {
         if identity.is_some_and(|identity| !identity.kept) {
             self.tally.unsampled += 1;
             return;
         }
         let Some(number) = self.number(pending.queue, ticks, out) else { return };
-        let namespace = self.namespace(pending, events);
+        // An identity says it all.
+        let namespace = match identity {
+            Some(_) => Namespace::default(),
+            None => self.namespace(pending, events),
+        };
         let local = self.connected.get(pending.queue as usize).is_some_and(|queue| queue.local);
         let command = command(number, pending, namespace, identity, local, ticks);
         self.tally.handed += 1;
@@ -448,19 +544,9 @@ impl Assembler {
     }
 
     fn identity_of(&mut self, request: u64, pending: &Pending, ticks: &Ticks) -> Option<Identity> {
-        if !self.identified {
-            return None;
-        }
         let known = self.identities.get_mut(&request)?;
-        // The two clocks differ by what a calibration may be wrong.
-        let slack = 2 * ticks.error() + 200;
-        let from = ticks.time(pending.received).0.saturating_sub(slack);
-        let upto = match pending.resp {
-            0 => u64::MAX,
-            resp => ticks.time(resp).0 + slack,
-        };
         // One that waited for its subsystem passes twice; both are the same command.
-        let at = known.iter().position(|identity| (from..=upto).contains(&identity.at.0))?;
+        let at = known.iter().position(|identity| is_within(identity.at, pending, ticks))?;
         let identity = known.get(at).copied();
         known.drain(..=at);
         identity
@@ -551,6 +637,20 @@ impl Assembler {
                 }));
             }
             self.went(index, event.ticks, ticks, out);
+            if !self.sends || self.connected.get(index as usize).is_some_and(|queue| queue.local) {
+                // Nothing more tells the end of what was under way.
+                let ended: Vec<u64> = self
+                    .pending
+                    .iter()
+                    .filter(|(_, p)| p.queue == index)
+                    .map(|(request, _)| *request)
+                    .collect();
+                for request in ended {
+                    if let Some(pending) = self.pending.remove(&request) {
+                        self.finish(request, Pending { over: event.ticks, ..pending }, ticks, None, out);
+                    }
+                }
+            }
         }
     }
 
@@ -597,17 +697,47 @@ impl Assembler {
 
     /// Commands seen and not over.
     pub(super) fn under_way_now(&self) -> u64 {
-        self.pending.values().filter(|pending| self.is_io(pending)).count() as u64
+        let late: usize = self.late.values().map(VecDeque::len).sum();
+        self.pending.values().filter(|pending| self.is_io(pending)).count() as u64 + late as u64
+    }
+
+    /// Nothing is recorded from here on for a while: forgets what is not over.
+    pub(super) fn suspend(&mut self) {
+        self.tally.cut += self.under_way_now();
+        self.pending.clear();
+        self.late.clear();
+        self.identities.clear();
+        self.unmaps.clear();
+        for lcore in &mut self.lcores {
+            lcore.ready = 0;
+        }
     }
 
     /// No more events come.
     pub(super) fn end(&mut self, ticks: &Ticks, out: &mut Vec<Out>) {
+        self.identities_came(Nanos(u64::MAX), ticks);
         for lcore in &self.lcores {
             if let Some(since) = lcore.overrun {
                 out.push(overrun(ticks.time(since), "ends", lcore.number));
             }
         }
     }
+}
+
+/// By what the identity's clock and the ring's may differ, ns.
+fn slack(ticks: &Ticks) -> u64 {
+    2 * ticks.error() + 200
+}
+
+/// Whether a time is inside a command, as far as clocks can tell.
+fn is_within(at: Nanos, pending: &Pending, ticks: &Ticks) -> bool {
+    let slack = slack(ticks);
+    let from = ticks.time(pending.received).0.saturating_sub(slack);
+    let upto = match pending.resp {
+        0 => ticks.time(pending.over).0,
+        resp => ticks.time(resp).0,
+    };
+    (from..=upto.saturating_add(slack)).contains(&at.0)
 }
 
 /// What names an event's queue.

@@ -56,6 +56,11 @@ impl Directory {
         Ok(directory)
     }
 
+    /// Whether a connection leaves this machine, or may do so.
+    pub(super) fn has_remote(&self) -> bool {
+        self.connections.iter().any(|c| !super::owners::is_local(c.peer.as_ref(), c.listener.as_ref()))
+    }
+
     fn add_namespaces(&mut self, nqn: &str, subsystem: &Value) {
         for namespace in subsystem.get("namespaces").and_then(Value::as_array).into_iter().flatten() {
             let nsid =

@@ -44,8 +44,10 @@ pub(super) const WANTED: &[(&str, Kind, Option<Boundary>)] = &[
     ("TCP_QP_DISCONNECT", Kind::Disconnect, None),
 ];
 
-/// Those that no recording can do without: a request's beginning, what it asks for, and its end.
-const NEEDED: &[Kind] = &[Kind::New, Kind::Start, Kind::Done, Kind::Executed, Kind::Completed];
+/// Those that no recording can do without: a request's beginning, what it asks for, and its response.
+const NEEDED: &[Kind] = &[Kind::New, Kind::Start, Kind::Done, Kind::Executed];
+/// Those of when a response was sent: of use for connections that leave this machine, and two records a command.
+const SENDS: &[Kind] = &[Kind::Pend, Kind::Completed];
 
 /// One record, as far as it is of interest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,10 +151,24 @@ impl Events {
         self.numbers.get(&kind).copied()
     }
 
-    /// The tracepoints to switch on: one bit each, by group.
+    /// Whether the ring can tell when responses were sent.
+    pub(super) fn has_sends(&self) -> bool {
+        SENDS.iter().all(|kind| self.numbers.contains_key(kind))
+    }
+
+    /// The tracepoints to switch on, without those of sends: one bit each, by group.
     pub(super) fn masks(&self) -> BTreeMap<u16, u64> {
+        self.masks_of(|kind| !SENDS.contains(&kind))
+    }
+
+    /// Those of sends, where the ring has all of them.
+    pub(super) fn masks_of_sends(&self) -> BTreeMap<u16, u64> {
+        self.masks_of(|kind| self.has_sends() && SENDS.contains(&kind))
+    }
+
+    fn masks_of(&self, wanted: impl Fn(Kind) -> bool) -> BTreeMap<u16, u64> {
         let mut masks = BTreeMap::new();
-        for number in self.numbers.values() {
+        for (_, number) in self.numbers.iter().filter(|(kind, _)| wanted(**kind)) {
             *masks.entry(number / 64).or_insert(0) |= 1 << (number % 64);
         }
         masks

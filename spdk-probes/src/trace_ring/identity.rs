@@ -8,7 +8,7 @@ use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramAttachType, UprobeMultiOpts, UprobeOpts,
 };
 use run_format::bpf::raw;
-use run_format::{Nanos, QueueId, sampling};
+use run_format::{Nanos, QueueId, Release, sampling, urgently};
 
 use super::assemble::Identity;
 use super::reader::Identities;
@@ -28,12 +28,20 @@ use skeleton::types::identity_layout as Layout;
 
 /// The function that every command passes on its way to storage.
 const FUNCTION: &str = "spdk_nvmf_request_exec";
+/// Most links that may be on their way out when new ones are made.
+const MOST_WAITING: usize = 64;
 /// The program's name.
 const PROGRAM: &str = "identity";
 
 /// The attached uprobe. Dropping it takes it away.
 pub(super) struct Probe {
     links: Vec<Link>,
+    loaded: Box<dyn Skel<'static>>,
+    how: Attach,
+    pid: u32,
+    sites: Vec<Site>,
+    /// Links that were taken away and are not gone yet.
+    release: Release,
     counters: MapHandle,
     /// Where it is: for the manifest.
     pub(super) site: Site,
@@ -80,9 +88,9 @@ impl Probe {
             move |source| Error::Bpf { what, source }
         };
         let how = Attach::here(options);
-        let mut storage = MaybeUninit::<OpenObject>::uninit();
-        let mut open =
-            skeleton::IdentitySkelBuilder::default().open(&mut storage).map_err(refused("open"))?;
+        // The program lives as long as the recording, and borrows this: some bytes a recording stay.
+        let storage = Box::leak(Box::new(MaybeUninit::<OpenObject>::uninit()));
+        let mut open = skeleton::IdentitySkelBuilder::default().open(storage).map_err(refused("open"))?;
         if let Some(rodata) = open.maps.rodata_data.as_mut() {
             fill_common!(rodata, &common);
             rodata.layout = layout;
@@ -101,20 +109,49 @@ impl Probe {
                 map.set_max_entries(bytes).map_err(refused("size the ring of"))?;
             }
         }
-        let loaded = open.load().map_err(refused("load"))?;
+        let loaded: Box<dyn Skel<'static>> = Box::new(open.load().map_err(refused("load"))?);
         let object = loaded.object();
         let ring = Ring::new(loader::map(object, "ring")?).map_err(Error::Ring)?;
         let counters = loader::map(object, "counters")?;
+        let sent = Sent { ring, limit: sampling::limit(options.one_in) };
+        let mut probe = Probe {
+            links: Vec::new(),
+            loaded,
+            how,
+            pid: process.pid,
+            sites,
+            release: Release::default(),
+            counters,
+            site,
+        };
+        probe.attach_again()?;
+        Ok((probe, sent))
+    }
+
+    /// Attaches it where it was taken away; false while too much of what was taken away waits for the kernel.
+    pub(super) fn attach_again(&mut self) -> Result<bool, Error> {
+        if !self.links.is_empty() {
+            return Ok(true);
+        }
+        if self.release.waiting() > MOST_WAITING {
+            return Ok(false);
+        }
+        self.links = urgently(|| self.links())?;
+        Ok(true)
+    }
+
+    fn links(&self) -> Result<Vec<Link>, Error> {
         let mut links = Vec::new();
-        for program in object.progs_mut().filter(|program| program.name() == PROGRAM) {
-            for site in &sites {
+        let programs = self.loaded.object().progs_mut();
+        for program in programs.filter(|program| program.name() == PROGRAM) {
+            for site in &self.sites {
                 let offset = site.file_offset as usize;
                 let cookie = cookie_of(&site.arguments);
                 // Until 6.10 the PID of a multi-uprobe meant a thread, and that of a single one always does. The
                 // program looks at the process itself.
-                let link = match how {
+                let link = match self.how {
                     Attach::Multi => {
-                        let pid = if loader::kernel_version() >= (6, 10) { process.pid as i32 } else { -1 };
+                        let pid = if loader::kernel_version() >= (6, 10) { self.pid as i32 } else { -1 };
                         let opts = UprobeMultiOpts {
                             offsets: vec![offset],
                             cookies: vec![cookie],
@@ -127,21 +164,28 @@ impl Probe {
                         program.attach_uprobe_with_opts(-1, &site.binary, offset, opts)
                     }
                 };
-                links.push(link.map_err(refused("attach"))?);
+                links.push(link.map_err(|source| Error::Bpf {
+                    what: "attach the program that identifies commands".to_owned(),
+                    source,
+                })?);
             }
         }
-        let sent = Sent { ring, limit: sampling::limit(options.one_in) };
-        Ok((Probe { links, counters, site }, sent))
+        Ok(links)
     }
 
-    /// Takes the uprobe away.
+    /// Takes the uprobe away; the kernel lets go of it aside.
     pub(super) fn detach(&mut self) {
-        self.links.clear();
+        let links = std::mem::take(&mut self.links);
+        urgently(|| links.into_iter().for_each(|link| self.release.drop_aside(link)));
     }
 
-    /// Commands whose identity did not fit into the ring.
-    pub(super) fn lost(&self) -> u64 {
-        let index = raw::FAB_LOST_RING.to_ne_bytes();
+    /// Commands whose identity did not fit into the ring, and those whose identity could not be read.
+    pub(super) fn lost(&self) -> (u64, u64) {
+        (self.count(raw::FAB_LOST_RING), self.count(raw::FAB_LOST_READ))
+    }
+
+    fn count(&self, counter: u32) -> u64 {
+        let index = counter.to_ne_bytes();
         let values = self.counters.lookup_percpu(&index, MapFlags::ANY).ok().flatten().unwrap_or_default();
         let number = |value: &Vec<u8>| {
             value.get(..8).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok()).map_or(0, u64::from_ne_bytes)

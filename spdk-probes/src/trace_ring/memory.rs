@@ -2,11 +2,15 @@
 //!
 //! Every read is of whole, aligned words, each of them atomic: the process stores its counts and its entries'
 //! fields in pieces of at most that size, so no read sees half a count.
+//!
+//! A file that is cut while it is read reads as zeros behind the cut, and is known to have been: see [`super::fault`].
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
+
+use super::fault::Guard;
 
 /// Bytes of a word.
 pub(super) const WORD: usize = 8;
@@ -14,6 +18,8 @@ pub(super) const WORD: usize = 8;
 /// The mapped file. Positions are bytes from its beginning.
 #[derive(Debug)]
 pub(super) struct Shared {
+    // Goes before the mapping does.
+    guard: Guard,
     map: MmapRaw,
     file: File,
     length: usize,
@@ -28,7 +34,8 @@ impl Shared {
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "it is empty"));
         }
         let map = MmapOptions::new().len(length).map_raw_read_only(&file)?;
-        Ok(Shared { map, file, length })
+        let guard = Guard::new(map.as_ptr() as usize, length)?;
+        Ok(Shared { guard, map, file, length })
     }
 
     /// Bytes of the file when it was mapped.
@@ -36,9 +43,9 @@ impl Shared {
         self.length
     }
 
-    /// Whether the file is still as long as it was: reading beyond a file's end is a fatal signal.
+    /// Whether the file is still as long as it was, and has been.
     pub(super) fn is_whole(&self) -> bool {
-        self.file.metadata().is_ok_and(|meta| meta.len() >= self.length as u64)
+        !self.guard.is_cut() && self.file.metadata().is_ok_and(|meta| meta.len() >= self.length as u64)
     }
 
     fn atomic(&self, at: usize) -> Option<&AtomicU64> {

@@ -5,11 +5,16 @@
 mod assemble;
 mod directory;
 mod events;
+#[cfg(test)]
+mod fake;
+mod fault;
 mod find;
 mod follow;
 mod identity;
 pub(crate) mod layout;
+mod load;
 mod memory;
+mod note;
 mod owners;
 mod reader;
 mod rpc;
@@ -18,14 +23,19 @@ mod switch;
 mod tests;
 mod ticks;
 #[cfg(test)]
+mod whole;
+#[cfg(test)]
 mod writer;
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use run_format::{Boundary, Counters, Hook, Kind, Lost, QueueId, Side, Sink, Software, Source};
+use run_format::{
+    Boundary, Counters, Event, Hook, Kind, Lost, Queue, QueueId, Side, Sink, Software, Source, monotonic_now,
+};
 
 use crate::ring::has_ended;
 use crate::{Error, Options, Process};
@@ -35,7 +45,9 @@ use events::{Events, WANTED};
 use follow::Follower;
 use identity::Probe;
 use layout::Layout;
+pub use load::{Load, load, ring_usable};
 use memory::Shared;
+use note::Note;
 use reader::{Reader, Work};
 use rpc::Rpc;
 use switch::{Info, Switch};
@@ -58,12 +70,24 @@ pub struct TraceOptions {
     pub identities: Option<Options>,
 }
 
+/// What the run's events call the tracepoints that an earlier recording left on.
+const LEFT_ON: &str = "tracepoints that a killed recording left on are switched off with this one";
+
 /// A target that is recorded by its trace ring. Dropping it switches the tracepoints off that it switched on.
 #[derive(Debug)]
 pub struct TraceTarget {
     // The order matters: the tracepoints go off first.
     switch: Switch,
     info: Info,
+    /// The tracepoints that are on while it is armed, by group.
+    masks: BTreeMap<u16, u64>,
+    armed: bool,
+    /// The tracepoints of sends, by group, while they are off.
+    sends: BTreeMap<u16, u64>,
+    /// A connection that leaves this machine has come.
+    remote: bool,
+    /// For the run's events.
+    remarks: Vec<Event>,
     /// The tracepoint that commands begin with.
     beginning: Option<u16>,
     reader: Reader,
@@ -84,9 +108,10 @@ impl TraceTarget {
     /// When the process has no ring, or one of no known layout; when its SPDK lacks tracepoints; when its RPC can
     /// not be reached or refuses; when the ring's ticks are not this machine's.
     pub fn attach(process: &Process, options: &TraceOptions) -> Result<TraceTarget, Error> {
-        if process.ended() {
-            return Err(Error::ProcessGone { pid: process.pid });
-        }
+        process.unless_ended(Self::attach_to(process, options))
+    }
+
+    fn attach_to(process: &Process, options: &TraceOptions) -> Result<TraceTarget, Error> {
         let (file, path) = find::ring_of(process.pid)?;
         let bad = |why: String| Error::TraceRing { path: path.clone(), why };
         let file = Arc::new(Shared::new(file).map_err(|error| bad(error.to_string()))?);
@@ -94,7 +119,7 @@ impl TraceTarget {
         let events = Events::new(&layout)
             .map_err(|lacking| Error::NoTracepoints { path: path.clone(), lacking: lacking.join(", ") })?;
         let ticks = Ticks::new(layout.rate)?;
-        let (rpc, info) = target(process.pid, &path, options.rpc.as_deref())?;
+        let (rpc, mut info) = target(process.pid, &path, options.rpc.as_deref())?;
         let refused = |error: rpc::RpcError| Error::TraceRpc { pid: process.pid, why: error.to_string() };
         // What the target can not say is only missing in the queues.
         let directory = Directory::ask(&rpc).unwrap_or_default();
@@ -111,10 +136,25 @@ impl TraceTarget {
         let followers: Option<Vec<Follower>> = followers.collect();
         let followers = followers.ok_or_else(|| bad("it was cut".to_owned()))?;
         let numbers = layout.lcores.iter().map(|lcore| lcore.number);
-        let assembler =
-            Assembler::new(Arc::clone(&file), layout.owners, numbers, probe.is_some(), began, directory);
-        let (hooks, software) = (hooks(&events, &ticks, probe.as_ref()), software(process, &rpc));
-        let (masks, beginning) = (events.masks(), events.number(events::Kind::New));
+        let has_sends = events.has_sends();
+        let remote = has_sends && directory.has_remote();
+        let assembler = Assembler::new(
+            Arc::clone(&file),
+            layout.owners,
+            numbers,
+            probe.is_some(),
+            has_sends,
+            began,
+            directory,
+        );
+        let (hooks, software) = (hooks(&events, &ticks, probe.as_ref(), remote), software(process, &rpc));
+        let (mut masks, beginning) = (events.masks(), events.number(events::Kind::New));
+        let mut sends = events.masks_of_sends();
+        if remote {
+            for (group, bits) in std::mem::take(&mut sends) {
+                *masks.entry(group).or_insert(0) |= bits;
+            }
+        }
         let work = Work {
             file: Arc::clone(&file),
             followers,
@@ -124,9 +164,17 @@ impl TraceTarget {
             asking: Asking::new(rpc.clone()),
             identities: sent,
         };
-        let reader = Reader::start(work);
+        let reader = Reader::start(work, process.pid);
         // The reader is there before anything comes.
-        let switch = Switch::on(rpc, &info, &masks).map_err(refused)?;
+        let (note, left) = Note::leave(process.pid);
+        let was_left = info.forget(&left);
+        let switch = Switch::on(rpc, &info, &masks, note, was_left.clone()).map_err(refused)?;
+        let remarks = was_left.iter().map(|(group, bits)| Event {
+            at_ns: monotonic_now(),
+            what: LEFT_ON.to_owned(),
+            on: format!("{group} {bits:#x}"),
+        });
+        let remarks = remarks.collect();
         for (group, wanted) in &masks {
             let lacking = wanted & !layout.mask(&file, *group);
             if lacking != 0 {
@@ -139,6 +187,11 @@ impl TraceTarget {
         Ok(TraceTarget {
             switch,
             info,
+            masks,
+            armed: true,
+            sends,
+            remote: false,
+            remarks,
             beginning,
             reader,
             probe,
@@ -155,8 +208,12 @@ impl TraceTarget {
         let mut commands = 0;
         for out in out {
             match out {
-                Out::Came(queue) => self.queues.push(sink.queue(queue)),
+                Out::Came(queue) => {
+                    self.remote |= is_remote(&queue);
+                    self.queues.push(sink.queue(queue));
+                }
                 Out::Is(number, queue) => {
+                    self.remote |= is_remote(&queue);
                     if let Some(id) = self.queues.get(number as usize) {
                         sink.queue_is(*id, queue);
                     }
@@ -179,6 +236,42 @@ impl TraceTarget {
         self.delivered += commands as u64;
         commands
     }
+
+    /// Switches the tracepoints of sends on, once there is a connection for which they tell something.
+    fn follow_remote(&mut self, sink: &mut dyn Sink) {
+        for remark in self.remarks.drain(..) {
+            sink.event(remark);
+        }
+        if !std::mem::take(&mut self.remote) || self.sends.is_empty() {
+            return;
+        }
+        let sends = std::mem::take(&mut self.sends);
+        for (group, bits) in &sends {
+            *self.masks.entry(*group).or_insert(0) |= bits;
+        }
+        if !self.armed {
+            return;
+        }
+        if let Err(error) = self.switch.more(&self.info, &sends) {
+            sink.event(Event {
+                at_ns: monotonic_now(),
+                what: "when responses were sent is not recorded".to_owned(),
+                on: error.to_string(),
+            });
+        }
+    }
+
+    /// Why the recording can not go on, unless its process has ended.
+    fn failed<T>(&self, result: Result<T, rpc::RpcError>, what: &str) -> Result<(), Error> {
+        match result {
+            Err(error) if !self.ended() => Err(Error::TraceRingEnded { why: format!("{what}: {error}") }),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn is_remote(queue: &Queue) -> bool {
+    !owners::is_local(queue.host.as_ref(), queue.target.as_ref())
 }
 
 /// The process's RPC, and what it says of its tracepoints.
@@ -203,7 +296,7 @@ fn target(pid: u32, ring: &Path, named: Option<&Path>) -> Result<(Rpc, Info), Er
 }
 
 /// How each boundary is taken.
-fn hooks(events: &Events, ticks: &Ticks, probe: Option<&Probe>) -> Vec<Hook> {
+fn hooks(events: &Events, ticks: &Ticks, probe: Option<&Probe>, remote: bool) -> Vec<Hook> {
     let mut hooks: Vec<Hook> = Vec::new();
     for (name, kind, boundary) in WANTED {
         let Some(boundary) = *boundary else { continue };
@@ -221,11 +314,17 @@ fn hooks(events: &Events, ticks: &Ticks, probe: Option<&Probe>) -> Vec<Hook> {
             }
             Boundary::TR2t => Some("when the R2T was queued, not when it was sent".to_owned()),
             Boundary::TSent if there => Some(
-                "after the send returned; none on connections within this machine, where the host may be first"
+                "after the send returned; only on connections that leave this machine: within one the host may be first"
                     .to_owned(),
             ),
             Boundary::TSent => Some("this SPDK records nothing of its sockets".to_owned()),
             _ => None,
+        };
+        // A send is two records, and only where a connection leaves this machine.
+        let records = match boundary {
+            Boundary::TSent if remote => 2,
+            Boundary::TSent => 0,
+            _ => 1,
         };
         // The one uprobe of a command is paid where it begins.
         let trap = probe.filter(|_| boundary == Boundary::TRecv).map_or(0, |probe| probe.site.estimated_ns);
@@ -236,7 +335,7 @@ fn hooks(events: &Events, ticks: &Ticks, probe: Option<&Probe>) -> Vec<Hook> {
             rung: 0,
             measured: there && !matches!(boundary, Boundary::TR2t | Boundary::TSent),
             instruction: None,
-            estimated_ns: there.then_some(RECORD_NS + trap),
+            estimated_ns: there.then_some(records * RECORD_NS + trap),
             why,
         });
     }
@@ -282,6 +381,7 @@ impl Source for TraceTarget {
     fn poll(&mut self, timeout: Duration, sink: &mut dyn Sink) -> Result<usize, Error> {
         let out = self.reader.take(timeout);
         let commands = self.hand_over(out, sink);
+        self.follow_remote(sink);
         let over = self.reader.is_over();
         if let Some(why) = self
             .reader
@@ -295,6 +395,41 @@ impl Source for TraceTarget {
             self.failed = Some(why);
         }
         Ok(commands)
+    }
+
+    fn has_windows(&self) -> bool {
+        true
+    }
+
+    fn disarm(&mut self, sink: &mut dyn Sink) -> Result<(), Error> {
+        if !std::mem::take(&mut self.armed) {
+            return self.poll(Duration::ZERO, sink).map(drop);
+        }
+        // The uprobe goes last, so that no command has times and no name.
+        let off = self.switch.rest();
+        if let Some(probe) = &mut self.probe {
+            probe.detach();
+        }
+        self.reader.suspend();
+        let out = self.reader.take(Duration::ZERO);
+        self.hand_over(out, sink);
+        self.failed(off, "its tracepoints can not be switched off")
+    }
+
+    fn arm(&mut self) -> Result<bool, Error> {
+        if self.armed || self.ended() {
+            return Ok(self.armed);
+        }
+        if let Some(probe) = &mut self.probe
+            && !probe.attach_again()?
+        {
+            return Ok(false);
+        }
+        self.reader.resume();
+        let on = self.switch.more(&self.info, &self.masks);
+        self.failed(on, "its tracepoints can not be switched on again")?;
+        self.armed = true;
+        Ok(true)
     }
 
     fn stop(&mut self, sink: &mut dyn Sink) -> Result<(), Error> {
@@ -314,24 +449,22 @@ impl Source for TraceTarget {
         }
         let out = self.reader.take(Duration::ZERO);
         self.hand_over(out, sink);
-        match off {
-            Err(error) if !self.ended() => {
-                let why = format!("they can not be switched off again: {error}");
-                Err(Error::TraceRingEnded { why })
-            }
-            _ => Ok(()),
-        }
+        self.failed(off, "its tracepoints can not be switched off again")
     }
 
     fn counters(&self) -> Result<Counters, Error> {
         Ok(self.reader.look(|state| {
             let tally = &state.tally;
-            // An identity is missing where it did not fit into the programs' ring, or could not be read.
-            let ring_full = self.probe.as_ref().map_or(0, |probe| probe.lost().min(tally.unidentified));
+            // An identity is missing where it did not fit into the programs' ring, where it could not be read, or
+            // where the uprobe was passed unseen.
+            let (full, unread) = self.probe.as_ref().map_or((0, 0), Probe::lost);
+            let ring_full = full.min(tally.unidentified);
+            let unreadable = unread.min(tally.unidentified - ring_full);
             let lost = Lost {
                 ring_full,
                 unfinished: tally.unfinished,
-                unreadable: tally.unidentified - ring_full,
+                unreadable,
+                probe_missed: tally.unidentified - ring_full - unreadable,
                 overwritten: tally.overwritten + state.missing,
                 ..Lost::default()
             };
@@ -343,7 +476,7 @@ impl Source for TraceTarget {
                 lost,
                 in_flight,
                 no_start: tally.no_start,
-                cut: 0,
+                cut: tally.cut,
             }
         }))
     }

@@ -2,10 +2,13 @@
 //! hands over what they come to.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 
 use super::assemble::{Assembler, Identity, Out, Tally};
 use super::directory::Asking;
@@ -13,7 +16,8 @@ use super::events::{Event, Events, Kind};
 use super::follow::{Follower, Look, Step};
 use super::layout::WORD_OF_COUNT;
 use super::memory::Shared;
-use super::ticks::Ticks;
+use super::ticks::{self, Ticks};
+use run_format::monotonic_now;
 
 /// The rings are left alone at most this long, when nothing comes.
 const LONGEST_REST: Duration = Duration::from_millis(4);
@@ -25,8 +29,13 @@ const FASTEST: f64 = 8e6;
 const MOST_WAITING: usize = 1 << 20;
 /// The target is asked again for what it did not know at most this often.
 const ASK_EVERY: Duration = Duration::from_millis(200);
+/// How long a suspension waits for the thread.
+const SUSPENDS: Duration = Duration::from_millis(200);
 /// How often it is asked at all.
 const MOST_ASKED: u32 = 1_000;
+
+/// Why nothing more comes of a file that is shorter than it was.
+const CUT: &str = "its file was cut short while it was read";
 
 /// Where identities come from, besides the ring.
 pub(super) trait Identities: Send {
@@ -42,6 +51,8 @@ pub(super) struct State {
     /// Capsules whose entries were overwritten.
     pub(super) missing: u64,
     pub(super) under_way: u64,
+    /// Suspensions that were carried out.
+    suspended: u64,
     /// Why it goes on no more.
     pub(super) failed: Option<String>,
 }
@@ -52,6 +63,11 @@ struct Between {
     more: Condvar,
     closing: AtomicBool,
     stop: AtomicBool,
+    /// Suspensions that were asked for.
+    suspend: AtomicU64,
+    done: Condvar,
+    /// When the recording was resumed, in ticks, until the thread knows; 0 when it does.
+    resumed: AtomicU64,
 }
 
 /// The thread, as its consumer sees it.
@@ -73,12 +89,16 @@ pub(super) struct Work {
 }
 
 impl Reader {
-    pub(super) fn start(work: Work) -> Reader {
+    /// Begins to read the rings of a process.
+    pub(super) fn start(work: Work, pid: u32) -> Reader {
         let between = Arc::new(Between::default());
         let shared = Arc::clone(&between);
+        // Here, since capsules may come before the thread runs.
+        let running = Running::new(work);
         let thread = std::thread::spawn(move || {
+            keep_off(pid);
             hurry();
-            Running::new(work).run(&shared);
+            running.run(&shared);
         });
         Reader { between, thread: Some(thread) }
     }
@@ -105,6 +125,19 @@ impl Reader {
         self.between.closing.store(true, Ordering::Release);
     }
 
+    /// Lets it read what is there, and forget what is not over: nothing more is recorded.
+    pub(super) fn suspend(&self) {
+        let asked = self.between.suspend.fetch_add(1, Ordering::AcqRel) + 1;
+        let waits = |state: &mut State| state.suspended < asked && state.failed.is_none();
+        // A thread that does not come to it in time does it later.
+        drop(self.between.done.wait_timeout_while(self.state(), SUSPENDS, waits));
+    }
+
+    /// Something is recorded again from now on.
+    pub(super) fn resume(&self) {
+        self.between.resumed.store(ticks::now(), Ordering::Release);
+    }
+
     /// Lets it read what is there, and ends it.
     pub(super) fn stop(&mut self) {
         self.between.stop.store(true, Ordering::Release);
@@ -127,6 +160,27 @@ impl Drop for Reader {
     }
 }
 
+/// Keeps this thread off the CPUs that a process has threads bound to: its reactors, from whose time it would take. Where
+/// no other CPU is left it stays where it is.
+fn keep_off(pid: u32) {
+    let Ok(mut left) = sched_getaffinity(Pid::from_raw(0)) else { return };
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+    for task in tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()) {
+        let Ok(bound) = sched_getaffinity(Pid::from_raw(task)) else { continue };
+        if let [one] = cpus(&bound).as_slice() {
+            let _ = left.unset(*one);
+        }
+    }
+    if !cpus(&left).is_empty() {
+        // Who may not do this goes on where he is.
+        let _ = sched_setaffinity(Pid::from_raw(0), &left);
+    }
+}
+
+fn cpus(set: &CpuSet) -> Vec<usize> {
+    (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false)).collect()
+}
+
 /// Lets this thread run soon after it wakes up, on a machine that is busy: it sleeps most of the time, and what it
 /// comes too late for is lost.
 fn hurry() {
@@ -147,11 +201,12 @@ struct Running {
     /// By lcore: tracepoint NEW's count when following began, and how many were read.
     capsules: Vec<(u64, u64)>,
     asked: (Instant, u32),
+    suspended: u64,
 }
 
 impl Running {
     fn new(work: Work) -> Running {
-        let mut running = Running { capsules: Vec::new(), work, asked: (Instant::now(), 0) };
+        let mut running = Running { capsules: Vec::new(), work, asked: (Instant::now(), 0), suspended: 0 };
         running.capsules = (0..running.work.followers.len()).map(|n| (running.count(n), 0)).collect();
         running
     }
@@ -182,18 +237,37 @@ impl Running {
                 continue;
             }
             if !self.work.file.is_whole() {
-                return self.fail(between, "its file was cut");
+                return self.fail(between, CUT);
+            }
+            let suspend = between.suspend.load(Ordering::Acquire);
+            let resumed = between.resumed.swap(0, Ordering::AcqRel);
+            if resumed != 0 {
+                self.work.assembler.began = resumed;
             }
             self.work.assembler.closing = between.closing.load(Ordering::Acquire);
             let elapsed = before.elapsed();
             before = Instant::now();
             let fullest = self.fullest(elapsed, &mut rest);
             let mut out = Vec::new();
-            let look = self.cycle(&mut out);
+            let look = match self.cycle(&mut out) {
+                Ok(look) => look,
+                // The times that are not known any more are those of what was read now.
+                Err(why) => return self.fail(between, &why),
+            };
+            if suspend != self.suspended {
+                self.identities(&mut out);
+                self.work.assembler.suspend();
+                self.suspended = suspend;
+            }
             if last {
+                self.identities(&mut out);
                 self.work.assembler.end(&self.work.ticks, &mut out);
             }
             self.publish(between, out);
+            // What was read before the cut is whole; behind it everything reads as zeros.
+            if !self.work.file.is_whole() {
+                return self.fail(between, CUT);
+            }
             if look == Look::Restarted {
                 return self.fail(between, "it was begun anew: has the target been started again?");
             }
@@ -225,9 +299,10 @@ impl Running {
     }
 
     /// Reads what is there and makes of it what it is.
-    fn cycle(&mut self, out: &mut Vec<Out>) -> Look {
-        let Work { file, followers, events, ticks, assembler, asking, identities } = &mut self.work;
-        ticks.update();
+    fn cycle(&mut self, out: &mut Vec<Out>) -> Result<Look, String> {
+        let Work { file, followers, events, ticks, assembler, asking, identities: _ } = &mut self.work;
+        ticks.update()?;
+        assembler.look_begins(monotonic_now());
         if let Some(directory) = asking.answer() {
             assembler.told(directory, out);
         }
@@ -254,10 +329,9 @@ impl Running {
             }
             rings.push(items);
         }
-        // A command's identity is sent before its end is recorded, so all of those that end here are there now.
-        if let Some(identities) = identities {
-            identities.drain(&mut |request, identity| assembler.identity(request, identity));
-        }
+        // A command's identity is sent before its end is recorded, so nearly all of those that end here are there now.
+        self.identities(out);
+        let Work { events, ticks, assembler, asking, .. } = &mut self.work;
         while let Some(lcore) = earliest(&rings) {
             match rings.get_mut(lcore).and_then(VecDeque::pop_front) {
                 Some(Item::Event(event)) => assembler.event(&event, events, ticks, out),
@@ -270,7 +344,17 @@ impl Running {
             self.asked = (Instant::now(), self.asked.1 + 1);
             asking.ask();
         }
-        look
+        Ok(look)
+    }
+
+    /// Takes the identities that are there.
+    fn identities(&mut self, out: &mut Vec<Out>) {
+        let Work { ticks, assembler, identities, .. } = &mut self.work;
+        if let Some(identities) = identities {
+            let now = monotonic_now();
+            identities.drain(&mut |request, identity| assembler.identity(request, identity, ticks, out));
+            assembler.identities_came(now, ticks);
+        }
     }
 
     fn publish(&self, between: &Between, out: Vec<Out>) {
@@ -285,8 +369,12 @@ impl Running {
         state.tally = self.work.assembler.tally;
         state.missing = missing;
         state.under_way = under_way;
+        let suspended = std::mem::replace(&mut state.suspended, self.suspended) != self.suspended;
         let any = !state.out.is_empty();
         drop(state);
+        if suspended {
+            between.done.notify_one();
+        }
         if any {
             between.more.notify_one();
         }
@@ -310,6 +398,7 @@ impl Running {
         state.failed = Some(why.to_owned());
         drop(state);
         between.more.notify_one();
+        between.done.notify_one();
     }
 }
 
@@ -320,4 +409,39 @@ fn earliest(rings: &[VecDeque<Item>]) -> Option<usize> {
         Item::Gap => Some(0),
     };
     rings.iter().enumerate().filter_map(|(n, items)| Some((at(items)?, n))).min().map(|(_, n)| n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{cpus, keep_off};
+    use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+    use nix::unistd::Pid;
+
+    #[test]
+    fn the_reader_keeps_off_the_cpus_of_reactors() {
+        let own = cpus(&sched_getaffinity(Pid::from_raw(0)).unwrap());
+        let [first, second, ..] = own.as_slice() else {
+            println!("skipped: there is one CPU here");
+            return;
+        };
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let after = |bound: &[usize]| {
+            let mut set = CpuSet::new();
+            bound.iter().for_each(|cpu| set.set(*cpu).unwrap());
+            sched_setaffinity(Pid::from_raw(child.id().cast_signed()), &set).unwrap();
+            let pid = child.id();
+            let thread = std::thread::spawn(move || {
+                keep_off(pid);
+                cpus(&sched_getaffinity(Pid::from_raw(0)).unwrap())
+            });
+            thread.join().unwrap()
+        };
+        let rest: Vec<usize> = own.iter().copied().filter(|cpu| cpu != first).collect();
+        assert_eq!(after(&[*first]), rest);
+        // One that may run on either is no reactor.
+        assert_eq!(after(&[*first, *second]), own);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        keep_off(u32::MAX);
+    }
 }

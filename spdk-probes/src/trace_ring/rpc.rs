@@ -1,10 +1,13 @@
 //! A client of SPDK's JSON-RPC over its UNIX socket: one connection a call. It knows no method's meaning.
 
-use std::io::{Read, Write};
+use std::io::{Error, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket, sockopt};
+use nix::sys::time::TimeVal;
 use serde_json::{Value, json};
 
 /// How long an answer may take.
@@ -21,7 +24,7 @@ const DEFAULT: &str = "/var/tmp/spdk.sock";
 pub(super) enum RpcError {
     /// The socket could not be reached.
     #[error("{}: {source}", path.display())]
-    Connect { path: PathBuf, source: std::io::Error },
+    Connect { path: PathBuf, source: Error },
     /// No answer, or not a whole one.
     #[error("{}: no answer to {method}: {why}", path.display())]
     Answer { path: PathBuf, method: String, why: String },
@@ -46,11 +49,30 @@ impl Read for Limited {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(std::io::ErrorKind::TimedOut.into());
+            return Err(timed_out());
         }
         self.stream.set_read_timeout(Some(left))?;
-        self.stream.read(into)
+        self.stream.read(into).map_err(in_time)
     }
+}
+
+fn timed_out() -> Error {
+    Error::new(ErrorKind::TimedOut, format!("nothing came within {} s", TIMEOUT.as_secs()))
+}
+
+/// What a socket says whose time is up.
+fn in_time(error: Error) -> Error {
+    if error.kind() == ErrorKind::WouldBlock { timed_out() } else { error }
+}
+
+/// Connects, but does not wait for ever where nobody takes the connections that wait.
+fn open(path: &Path) -> std::io::Result<UnixStream> {
+    let socket: OwnedFd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    let most = TimeVal::new(TIMEOUT.as_secs().cast_signed(), 0);
+    setsockopt(&socket, sockopt::SendTimeout, &most)?;
+    connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &UnixAddr::new(path)?)
+        .map_err(|errno| in_time(errno.into()))?;
+    Ok(UnixStream::from(socket))
 }
 
 impl Rpc {
@@ -65,21 +87,27 @@ impl Rpc {
             |why: String| RpcError::Answer { path: self.path.clone(), method: method.to_owned(), why };
         if self.path.as_os_str().len() > LONGEST_PATH {
             let why = format!("the path is longer than the {LONGEST_PATH} bytes that a socket's may have");
-            return Err(connect(std::io::Error::new(std::io::ErrorKind::InvalidInput, why)));
+            return Err(connect(Error::new(ErrorKind::InvalidInput, why)));
         }
-        let mut stream = UnixStream::connect(&self.path).map_err(connect)?;
-        stream.set_write_timeout(Some(TIMEOUT)).map_err(connect)?;
+        // The socket's time for sending stays as it is.
+        let mut stream = open(&self.path).map_err(connect)?;
         let mut request = json!({ "jsonrpc": "2.0", "id": 1, "method": method });
         if let (Some(request), Some(params)) = (request.as_object_mut(), params) {
             request.insert("params".to_owned(), params);
         }
-        stream.write_all(request.to_string().as_bytes()).map_err(|error| answer(error.to_string()))?;
+        stream
+            .write_all(request.to_string().as_bytes())
+            .map_err(|error| answer(in_time(error).to_string()))?;
         let limited = Limited { stream, deadline: Instant::now() + TIMEOUT };
         let reader = std::io::BufReader::new(limited.take(LONGEST));
         // Nothing frames an answer: it is over where its JSON is.
         let mut values = serde_json::Deserializer::from_reader(reader).into_iter::<Value>();
         let mut value = match values.next() {
             Some(Ok(value)) => value,
+            // The parser's own error says where it was besides.
+            Some(Err(error)) if error.io_error_kind() == Some(ErrorKind::TimedOut) => {
+                return Err(answer(timed_out().to_string()));
+            }
             Some(Err(error)) => return Err(answer(error.to_string())),
             None => return Err(answer("it closed the connection".to_owned())),
         };
@@ -206,10 +234,71 @@ mod tests {
             let error = rpc.call("x", None).unwrap_err().to_string();
             assert!(error.contains(why), "{answer}: {error}");
         }
+        // Values that are no objects have no result, whatever they are.
+        for answer in ["7", "null", r#""text""#, r#"[{"result":1}]"#] {
+            let (_folder, rpc, _server) = answering(answer);
+            let error = rpc.call("x", None).unwrap_err().to_string();
+            assert!(error.contains("no JSON-RPC"), "{answer}: {error}");
+        }
         let nobody = Rpc::new(std::path::Path::new("/nonexistent/rpc.sock"));
         assert!(matches!(nobody.call("x", None), Err(RpcError::Connect { .. })));
         let long = Rpc::new(std::path::Path::new(&format!("/{}", "x".repeat(200))));
         assert!(long.call("x", None).unwrap_err().to_string().contains("longer"));
+    }
+
+    #[test]
+    fn a_target_that_hangs_is_waited_for_no_longer_than_said() {
+        // One takes the connection and says nothing, another half of an answer; a third takes no connection, and
+        // as many wait there as may.
+        let folder = tempfile::tempdir().unwrap();
+        let bind = |name: &str| {
+            let path = folder.path().join(name);
+            (UnixListener::bind(&path).unwrap(), path)
+        };
+        let ((silent, silent_path), (half, half_path), (full, full_path)) =
+            (bind("silent"), bind("half"), bind("full"));
+        assert_eq!(unsafe { libc::listen(std::os::fd::AsRawFd::as_raw_fd(&full), 0) }, 0);
+        let _waiting = std::os::unix::net::UnixStream::connect(&full_path).unwrap();
+        let from = std::time::Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = half.accept().unwrap();
+                stream.write_all(b"{\"jsonrpc\":").unwrap();
+                // Held until the caller gives up.
+                let _ = stream.read_to_end(&mut Vec::new());
+            });
+            let calls: Vec<_> = [&silent_path, &half_path, &full_path]
+                .map(|path| scope.spawn(|| Rpc::new(path).call("x", None).unwrap_err().to_string()))
+                .into_iter()
+                .collect();
+            for call in calls {
+                let error = call.join().unwrap();
+                assert!(error.contains("nothing came within 5 s"), "{error}");
+            }
+        });
+        let took = from.elapsed().as_secs_f64();
+        assert!((4.5..12.0).contains(&took), "{took} s");
+        drop(silent);
+    }
+
+    #[test]
+    fn a_socket_that_may_not_be_used_is_told() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: becoming another user needs root");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rpc.sock");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let call = std::thread::spawn(move || {
+            // Of this thread alone, unlike what the C library does.
+            // SAFETY: changes the identity of this thread, which ends here.
+            let done = unsafe { libc::syscall(libc::SYS_setresuid, -1, 65_534, -1) };
+            assert_eq!(done, 0);
+            Rpc::new(&path).call("x", None).unwrap_err().to_string()
+        });
+        let error = call.join().unwrap();
+        assert!(error.contains("rpc.sock: Permission denied"), "{error}");
     }
 
     #[test]

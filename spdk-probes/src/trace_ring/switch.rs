@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::note::Note;
 use super::rpc::{Rpc, RpcError};
+
+/// The group in which commands begin and end: it goes on last and off first, so that none is recorded in part.
+const COMMANDS: &str = "nvmf_tcp";
 
 /// Tracepoints of a group, by its name: one bit each.
 pub(super) type Masks = BTreeMap<String, u64>;
@@ -24,6 +28,19 @@ impl Info {
     pub(super) fn ask(rpc: &Rpc) -> Result<Info, RpcError> {
         let answer = rpc.call("trace_get_info", None)?;
         Ok(Info::parse(&answer))
+    }
+
+    /// Takes what an earlier recording left on for off, and returns what of it is on.
+    pub(super) fn forget(&mut self, left: &Masks) -> Masks {
+        let mut found = Masks::new();
+        for (name, on) in self.groups.values_mut() {
+            let bits = *on & left.get(name).copied().unwrap_or(0);
+            if bits != 0 {
+                *on &= !bits;
+                found.insert(name.clone(), bits);
+            }
+        }
+        found
     }
 
     fn parse(answer: &Value) -> Info {
@@ -49,22 +66,43 @@ impl Info {
 pub(super) struct Switch {
     rpc: Rpc,
     on: Masks,
+    /// What tells the next recording, should this one not come to switch them off.
+    note: Option<Note>,
 }
 
 impl Switch {
-    /// Switches on what of `wanted` (by group number) is off.
-    pub(super) fn on(rpc: Rpc, info: &Info, wanted: &BTreeMap<u16, u64>) -> Result<Switch, RpcError> {
-        let mut switch = Switch { rpc, on: Masks::new() };
-        for (group, bits) in wanted {
-            let Some((name, on)) = info.groups.get(group) else { continue };
-            let missing = bits & !on;
-            if missing != 0 {
-                // Noted first: a call whose answer is lost may have been carried out.
-                switch.on.insert(name.clone(), missing);
-                switch.rpc.call("trace_set_tpoint_mask", Some(parameters(name, missing)))?;
-            }
-        }
+    /// Switches on what of `wanted` (by group number) is off. What was `left` on goes off with it.
+    pub(super) fn on(
+        rpc: Rpc,
+        info: &Info,
+        wanted: &BTreeMap<u16, u64>,
+        note: Option<Note>,
+        left: Masks,
+    ) -> Result<Switch, RpcError> {
+        let mut switch = Switch { rpc, on: left, note };
+        switch.more(info, wanted)?;
         Ok(switch)
+    }
+
+    /// Switches on more of what was off before.
+    pub(super) fn more(&mut self, info: &Info, wanted: &BTreeMap<u16, u64>) -> Result<(), RpcError> {
+        let missing = wanted.iter().filter_map(|(group, bits)| {
+            let (name, on) = info.groups.get(group)?;
+            Some((name, bits & !on)).filter(|(_, missing)| *missing != 0)
+        });
+        let mut missing: Vec<_> = missing.collect();
+        missing.sort_by_key(|(name, _)| *name == COMMANDS);
+        // Noted first: a call whose answer is lost may have been carried out.
+        for (name, bits) in &missing {
+            *self.on.entry((*name).clone()).or_insert(0) |= bits;
+        }
+        if let Some(note) = &mut self.note {
+            note.write(&self.on);
+        }
+        for (name, bits) in missing {
+            self.rpc.call("trace_set_tpoint_mask", Some(parameters(name, bits)))?;
+        }
+        Ok(())
     }
 
     /// Switches one tracepoint off before the others, if it was switched on.
@@ -81,10 +119,25 @@ impl Switch {
         }
     }
 
-    /// Switches off what was switched on.
+    /// Switches off what was switched on, for good.
     pub(super) fn off(&mut self) -> Result<(), RpcError> {
+        let done = self.rest();
+        // One that failed is for the next recording.
+        if done.is_ok()
+            && let Some(note) = self.note.take()
+        {
+            note.remove();
+        }
+        done
+    }
+
+    /// Switches off what was switched on, until [`Switch::more`].
+    pub(super) fn rest(&mut self) -> Result<(), RpcError> {
         let mut first = Ok(());
-        for (name, bits) in std::mem::take(&mut self.on).into_iter().filter(|(_, bits)| *bits != 0) {
+        let mut on: Vec<_> =
+            std::mem::take(&mut self.on).into_iter().filter(|(_, bits)| *bits != 0).collect();
+        on.sort_by_key(|(name, _)| name != COMMANDS);
+        for (name, bits) in on {
             let done = self.rpc.call("trace_clear_tpoint_mask", Some(parameters(&name, bits)));
             first = first.and(done.map(drop));
         }
@@ -105,7 +158,7 @@ fn parameters(name: &str, mask: u64) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::{Info, Switch};
+    use super::{Info, Masks, Switch};
     use crate::trace_ring::rpc::Rpc;
     use serde_json::{Value, json};
     use std::collections::BTreeMap;
@@ -155,7 +208,7 @@ mod tests {
         let groups = BTreeMap::from([(3, ("bdev".to_owned(), 0b100)), (5, ("nvmf_tcp".to_owned(), 0))]);
         let info = Info { path: String::new(), groups };
         let wanted = BTreeMap::from([(3, 0b110), (5, 0b1), (15, 0b10)]);
-        let mut switch = Switch::on(Rpc::new(&path), &info, &wanted).unwrap();
+        let mut switch = Switch::on(Rpc::new(&path), &info, &wanted, None, Masks::new()).unwrap();
         // What was on before, and what is not there, is left alone.
         switch.off_first(&info, 3 * 64 + 2).unwrap();
         switch.off_first(&info, 15 * 64 + 1).unwrap();

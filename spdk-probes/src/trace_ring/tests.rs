@@ -256,6 +256,25 @@ fn a_file_that_shrinks_is_noticed() {
     assert!(!shared.is_whole());
 }
 
+/// Reading behind the end of a file is a fatal signal, unless somebody sees to it.
+#[test]
+fn a_file_that_shrinks_under_the_reader_reads_as_zeros() {
+    for generation in ALL {
+        let writer = Writer::new(&Shape::new(generation));
+        let (shared, layout) = read(&writer);
+        write(&writer, 1);
+        let mut follower = Follower::new(&shared, &layout, layout.lcores[0]).unwrap();
+        write(&writer, 2);
+        writer.file.as_file().set_len(4096).unwrap();
+        // It was not asked whether it is whole.
+        assert_eq!(follower.look(&shared, |_| panic!("nothing")), Look::Restarted);
+        assert_eq!(shared.bytes(8192, 64), Some(vec![0; 64]));
+        // And is cut from now on, even if it grows again.
+        writer.file.as_file().set_len(shared.length() as u64).unwrap();
+        assert!(!shared.is_whole());
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
@@ -409,7 +428,7 @@ mod assembling {
                 layout.lcores.iter().map(|l| Follower::new(&shared, &layout, *l).unwrap()).collect();
             let lcores = layout.lcores.iter().map(|l| l.number);
             let assembler =
-                Assembler::new(Arc::clone(&shared), layout.owners, lcores, identified, now, directory);
+                Assembler::new(Arc::clone(&shared), layout.owners, lcores, identified, true, now, directory);
             Bench { writer, shared, followers, events, ticks, assembler, now, out: Vec::new() }
         }
 
@@ -647,7 +666,8 @@ mod assembling {
             let at = bench.ticks.time(bench.now + 500);
             // The third passes twice.
             for _ in 0..if n == 3 { 2 } else { 1 } {
-                bench.assembler.identity(0x1000, identity(at, n, kept));
+                let Bench { assembler, ticks, out, .. } = &mut bench;
+                assembler.identity(0x1000, identity(at, n, kept), ticks, out);
             }
             bench.record(0, "TCP_REQ_RDY_TO_EXECUTE", 261, 0, 0x1000, &[]);
             bench.record(0, "BDEV_IO_START", 259, 8, 0x1008, &[1, 0x1000, u64::from(n), 1]);
@@ -660,8 +680,105 @@ mod assembling {
         let cids: Vec<u16> = bench.commands().iter().map(|c| c.cid.0).collect();
         assert_eq!(cids, [1, 3]);
         assert!(bench.commands().iter().all(|c| c.flags == 0 && c.slba == u64::from(c.cid.0)));
+        // The last is waited for, until there is nothing more to wait for.
+        assert_eq!((bench.assembler.tally.unidentified, bench.assembler.under_way_now()), (0, 1));
+        let Bench { assembler, ticks, out, .. } = &mut bench;
+        assembler.end(ticks, out);
         let tally = bench.assembler.tally;
         assert_eq!((tally.handed, tally.unsampled, tally.unidentified), (2, 1, 1));
+    }
+
+    /// A reader that comes late finds hundreds of identities of one request, and each is that of its command.
+    #[test]
+    fn identities_that_piled_up_are_each_that_of_its_command() {
+        let mut bench =
+            Bench::new(&Shape { entries: 8192, ..Shape::new(Generation::Sections) }, true, directory());
+        let identity = |at: Nanos, cid: u16| Identity {
+            at,
+            cid: Cid(cid),
+            opcode: 2,
+            nsid: 3,
+            slba: u64::from(cid),
+            nlb0: 7,
+            bytes: 4096,
+            kept: true,
+        };
+        for look in 0..3 {
+            bench.assembler.look_begins(bench.ticks.time(bench.now));
+            for n in 0..600u16 {
+                let (cid, request) = (look * 600 + n, 0x1000 * u64::from(1 + n % 4));
+                bench.record(0, "TCP_REQ_NEW", 261, 0, request, &[1]);
+                let at = bench.ticks.time(bench.now + 500);
+                let Bench { assembler, ticks, out, .. } = &mut bench;
+                assembler.identity(request, identity(at, cid), ticks, out);
+                bench.record(0, "BDEV_IO_START", 259, 8, request + 8, &[1, request, u64::from(cid), 1]);
+                bench.end(261, request, request + 8);
+            }
+            bench.read();
+        }
+        let cids: Vec<u64> = bench.commands().iter().map(|c| u64::from(c.cid.0)).collect();
+        assert_eq!(cids, (0..1800).collect::<Vec<u64>>());
+        assert!(bench.commands().iter().all(|c| c.slba == u64::from(c.cid.0)));
+        assert_eq!(bench.assembler.tally.unidentified, 0);
+    }
+
+    /// What another CPU has begun to send before holds up an identity, and not for ever.
+    #[test]
+    fn an_identity_that_comes_after_its_command_s_end_is_waited_for() {
+        let mut bench = Bench::new(&Shape::new(Generation::Sections), true, directory());
+        bench.command(261, 0x1000, 1, 0, 8, false);
+        let first = bench.ticks.time(bench.now - 6_000);
+        bench.command(261, 0x1000, 1, 8, 8, false);
+        let second = bench.ticks.time(bench.now - 6_000);
+        bench.command(261, 0x2000, 1, 16, 8, false);
+        bench.read();
+        assert_eq!((bench.commands(), bench.assembler.under_way_now()), (Vec::new(), 3));
+        let identity = |at, cid| Identity {
+            at,
+            cid: Cid(cid),
+            opcode: 2,
+            nsid: 3,
+            slba: 0,
+            nlb0: 7,
+            bytes: 4096,
+            kept: true,
+        };
+        let Bench { assembler, ticks, out, .. } = &mut bench;
+        assembler.identity(0x1000, identity(second, 2), ticks, out);
+        assembler.identity(0x1000, identity(first, 1), ticks, out);
+        assembler.identities_came(Nanos(second.0 + 1_000_000), ticks);
+        assert_eq!((assembler.tally.unidentified, assembler.under_way_now()), (0, 1));
+        assembler.identities_came(Nanos(second.0 + 1_000_000_000), ticks);
+        assert_eq!((assembler.tally.unidentified, assembler.under_way_now()), (1, 0));
+        assert_eq!(bench.commands().iter().map(|c| c.cid.0).collect::<Vec<_>>(), [2, 1]);
+        assert_eq!(bench.assembler.tally.handed, 2);
+    }
+
+    /// Within a machine a command is over with its response: its end need not be recorded.
+    #[test]
+    fn within_a_machine_the_response_is_the_end() {
+        let mut bench = Bench::new(&Shape::new(Generation::Sections), false, Directory::default());
+        bench.writer.owner(270, bench.now - 1_000, "127.0.0.1:4001 nqn.a 127.0.0.1:4420 qid:1");
+        for ended in [false, true] {
+            bench.record(0, "TCP_REQ_NEW", 270, 0, 0x1000, &[1]);
+            bench.record(0, "BDEV_IO_START", 259, 8, 0x1008, &[1, 0x1000, 8, 1]);
+            bench.record(0, "BDEV_IO_DONE", 259, 0, 0x1008, &[0x1000, 1]);
+            bench.record(0, "TCP_REQ_EXECUTED", 270, 0, 0x1000, &[]);
+            if ended {
+                bench.record(0, "TCP_REQ_COMPLETED", 270, 0, 0x1000, &[1]);
+            }
+        }
+        bench.read();
+        assert_eq!(bench.commands().len(), 2);
+        assert_eq!((bench.assembler.tally.no_start, bench.assembler.under_way_now()), (0, 0));
+        // What is under way when the connection goes has no response.
+        bench.record(0, "TCP_REQ_NEW", 270, 0, 0x1000, &[1]);
+        bench.record(0, "BDEV_IO_START", 259, 8, 0x1008, &[1, 0x1000, 16, 1]);
+        bench.record(0, "TCP_QP_DISCONNECT", 270, 0, 0, &[]);
+        bench.read();
+        let last = bench.commands().pop().unwrap();
+        assert_eq!((last.slba, last.flags & Command::CANCELED != 0), (16, true));
+        assert_eq!(bench.assembler.under_way_now(), 0);
     }
 
     proptest! {

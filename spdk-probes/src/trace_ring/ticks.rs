@@ -16,6 +16,10 @@ const BASELINE: u64 = 1_000_000_000;
 const FIRST: std::time::Duration = std::time::Duration::from_millis(20);
 /// How far the rate may be from the ring's, as a part of it: SPDK rounds its own.
 const TOLERANCE: f64 = 0.02;
+/// How far a rate between two pairs may be off for being read inexactly, as a part of it, so that it says something.
+const EXACT: f64 = TOLERANCE / 10.0;
+/// Where the kernel says what it takes the time from.
+const CLOCKS: &str = "/sys/devices/system/clocksource/clocksource0";
 
 /// The counter and the clock at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +68,19 @@ fn is_invariant(cpuinfo: &str) -> bool {
     flags.split_whitespace().any(|flag| flag == "constant_tsc" || flag == "nonstop_tsc")
 }
 
+/// Why the counter is not to be trusted, by the clock that the kernel uses and those that it might: it strikes the
+/// counter off where it has seen it run unevenly, and falls back on one of these.
+fn is_struck_off(current: &str, available: &str) -> Option<String> {
+    let fallen_back = ["hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit"].contains(&current.trim());
+    let there = available.split_whitespace().any(|clock| clock.starts_with("tsc"));
+    (fallen_back && !there).then(|| {
+        format!(
+            "the kernel found that this machine's time-stamp counter runs unevenly, and uses the clock {} in its place",
+            current.trim()
+        )
+    })
+}
+
 impl Ticks {
     /// Calibrates, which takes 20 ms. `rate` is what the ring states.
     pub(super) fn new(rate: u64) -> Result<Ticks, Error> {
@@ -73,6 +90,10 @@ impl Ticks {
                 why: "this machine's time-stamp counter does not run at one rate (no constant_tsc among its flags)"
                     .to_owned(),
             });
+        }
+        let clock = |name: &str| std::fs::read_to_string(format!("{CLOCKS}/{name}")).unwrap_or_default();
+        if let Some(why) = is_struck_off(&clock("current_clocksource"), &clock("available_clocksource")) {
+            return Err(Error::Ticks { why });
         }
         let first = pair();
         std::thread::sleep(FIRST);
@@ -90,11 +111,27 @@ impl Ticks {
     }
 
     /// To be called often: keeps the relation up to date.
-    pub(super) fn update(&mut self) {
+    ///
+    /// # Errors
+    /// When the counter has run at another rate since the last time, as where a virtual machine was moved.
+    pub(super) fn update(&mut self) -> Result<(), String> {
         if monotonic_now().0.saturating_sub(self.last.ns) < EVERY {
-            return;
+            return Ok(());
         }
-        self.last = pair();
+        self.go_on(pair())
+    }
+
+    fn go_on(&mut self, next: Pair) -> Result<(), String> {
+        let width = next.width.saturating_add(self.last.width) as f64;
+        let rate = slope(&self.last, &next) / self.ns_per_tick;
+        let apart = next.ns.saturating_sub(self.last.ns) as f64;
+        if (rate - 1.0).abs() > TOLERANCE && width < apart * EXACT {
+            return Err(format!(
+                "this machine's time-stamp counter has changed its rate, to {:.3} of what it was",
+                1.0 / rate
+            ));
+        }
+        self.last = next;
         while self.older.len() > 1 && self.older.get(1).is_some_and(|p| self.last.ns - p.ns >= BASELINE) {
             self.older.pop_front();
         }
@@ -104,6 +141,7 @@ impl Ticks {
         if self.older.back().is_none_or(|p| self.last.ns.saturating_sub(p.ns) >= BASELINE / 10) {
             self.older.push_back(self.last);
         }
+        Ok(())
     }
 
     /// The time of a count near the present.
@@ -131,7 +169,7 @@ fn slope(a: &Pair, b: &Pair) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ticks, is_invariant, now};
+    use super::{Pair, Ticks, is_invariant, is_struck_off, now};
     use run_format::monotonic_now;
 
     #[test]
@@ -146,7 +184,7 @@ mod tests {
         let mut ticks = Ticks::new(rate as u64).unwrap();
         for _ in 0..30 {
             std::thread::sleep(std::time::Duration::from_millis(7));
-            ticks.update();
+            ticks.update().unwrap();
             let before = monotonic_now().0;
             let time = ticks.time(now()).0;
             let after = monotonic_now().0;
@@ -155,6 +193,34 @@ mod tests {
         }
         let error = Ticks::new(rate as u64 / 2).unwrap_err();
         assert!(error.to_string().contains("ticks a second"), "{error}");
+    }
+
+    #[test]
+    fn a_counter_that_changes_its_rate_is_noticed_and_a_late_look_is_not_one() {
+        let pair = |ticks, ns, width| Pair { ticks, ns, width };
+        let fresh = || Ticks {
+            last: pair(2_000_000, 1_000_000, 50),
+            older: [pair(0, 0, 50)].into(),
+            ns_per_tick: 0.5,
+        };
+        // 20 ms on: at the old rate; read inexactly, as by a thread that was put aside; and a twentieth slower.
+        fresh().go_on(pair(42_000_000, 21_000_000, 60)).unwrap();
+        fresh().go_on(pair(42_000_000, 23_000_000, 4_000_000)).unwrap();
+        let error = fresh().go_on(pair(40_000_000, 21_000_000, 60)).unwrap_err();
+        assert!(error.contains("0.950 of what it was"), "{error}");
+        // Or it stood still, or went back.
+        assert!(fresh().go_on(pair(2_000_000, 21_000_000, 60)).is_err());
+        assert!(fresh().go_on(pair(1_000, 21_000_000, 60)).is_err());
+    }
+
+    #[test]
+    fn the_kernel_tells_a_counter_that_runs_unevenly() {
+        assert_eq!(is_struck_off("tsc\n", "tsc hpet acpi_pm \n"), None);
+        assert_eq!(is_struck_off("kvm-clock\n", "kvm-clock acpi_pm \n"), None);
+        assert_eq!(is_struck_off("hpet\n", "tsc hpet acpi_pm \n"), None);
+        assert_eq!(is_struck_off("", ""), None);
+        let why = is_struck_off("hpet\n", "hpet acpi_pm \n").unwrap();
+        assert!(why.contains("the clock hpet"), "{why}");
     }
 
     #[test]

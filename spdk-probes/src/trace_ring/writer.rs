@@ -73,10 +73,15 @@ pub(super) struct Writer {
     /// Of each lcore: position of its counts, of `next_entry` and of its entries.
     rings: Vec<(usize, usize, usize)>,
     owners_at: usize,
+    masks_at: usize,
 }
 
 impl Writer {
     pub(super) fn new(shape: &Shape) -> Writer {
+        Writer::write_to(tempfile::NamedTempFile::new().unwrap(), shape)
+    }
+
+    pub(super) fn write_to(file: tempfile::NamedTempFile, shape: &Shape) -> Writer {
         let count = shape.groups * 64;
         let ring = |before: usize| before + count * 8 + shape.entries as usize * 32;
         let number = shape.lcores.len();
@@ -101,7 +106,7 @@ impl Writer {
             }
         };
         let mut rings = Vec::new();
-        let (length, owners_at) = match shape.generation {
+        let (length, owners_at, masks_at) = match shape.generation {
             Generation::Flags => {
                 put(0, &shape.rate.to_ne_bytes());
                 describe(&mut put, 1160);
@@ -115,7 +120,7 @@ impl Writer {
                 }
                 let end = first + number * ring(24);
                 put(195_720 + 128 * 8, &(end as u64).to_ne_bytes());
-                (end, 0)
+                (end, 0, 8)
             }
             Generation::File => {
                 let tracepoints_at = 16 + shape.groups * 8 + 1024 * 16 + 1024;
@@ -137,7 +142,7 @@ impl Writer {
                     put(at + 8, &shape.entries.to_ne_bytes());
                     rings.push((at + 16, at + 16 + count * 8, at + 24 + count * 8));
                 }
-                (end, owners_at)
+                (end, owners_at, 16)
             }
             Generation::Sections => {
                 let most = shape.lcores.iter().max().map_or(0, |l| l + 1);
@@ -171,15 +176,14 @@ impl Writer {
                     put(at + 32, &(count as u64).to_ne_bytes());
                     rings.push((at + 48, at + 40, at + 48 + count * 8));
                 }
-                (end, owner_section + 128)
+                (end, owner_section + 128, masks + 128)
             }
         };
-        let file = tempfile::NamedTempFile::new().unwrap();
         header.resize(length, 0);
         std::fs::write(file.path(), &header).unwrap();
         let map =
             MmapOptions::new().map_raw(&File::options().read(true).write(true).open(file.path()).unwrap());
-        Writer { map: map.unwrap(), file, shape: shape.clone(), rings, owners_at }
+        Writer { map: map.unwrap(), file, shape: shape.clone(), rings, owners_at, masks_at }
     }
 
     /// A handle for the reader.
@@ -196,6 +200,20 @@ impl Writer {
     /// Overwrites a word of the file.
     pub(super) fn set(&self, at: usize, value: u64) {
         self.word(at).store(value, Ordering::Relaxed);
+    }
+
+    /// The tracepoints of a group that are on.
+    pub(super) fn mask(&self, group: usize) -> &AtomicU64 {
+        self.word(self.masks_at + group * 8)
+    }
+
+    /// Records, if the tracepoint is there and on.
+    pub(super) fn record_if_on(&self, name: &str, owner: u16, size: u32, object: u64, arguments: &[u64]) {
+        let found = self.shape.tracepoints.iter().find(|(_, n, _)| *n == name);
+        let on = |id: u16| self.mask(usize::from(id / 64)).load(Ordering::Relaxed) >> (id % 64) & 1 != 0;
+        if found.is_some_and(|(id, ..)| on(*id)) {
+            self.record(0, name, super::ticks::now(), owner, size, object, arguments);
+        }
     }
 
     pub(super) fn next(&self, ring: usize) -> u64 {

@@ -1,0 +1,372 @@
+//! A process that looks to a recorder of trace rings like an SPDK target: it has a trace ring in shared memory, in any
+//! layout, answers the RPC methods that are needed, and records commands that nobody sent. It speaks no NVMe. For tests:
+//! the test's own program, started again.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::layout::Generation;
+use super::ticks;
+use super::writer::{Shape, TARGET, Tracepoints, Writer};
+use crate::process::{self, Choice, Process};
+
+/// Names what the started process is to be.
+const ASKED: &str = "FABSCOPE_TEST_TARGET";
+/// Requests of the connection; each is used again when all others have been.
+pub(super) const REQUESTS: u64 = 128;
+/// Groups that the fake has, by number.
+const GROUPS: [(u16, &str); 3] = [(3, "bdev"), (5, "nvmf_tcp"), (15, "sock")];
+/// One that a build lacks whose tracepoints were left out in part.
+const TARGET_CUT: Tracepoints = TARGET.split_at(1).0;
+
+/// What is wrong with a fake target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Wrong {
+    #[default]
+    Nothing,
+    /// It listens nowhere.
+    NoRpc,
+    /// Its socket takes connections and says nothing.
+    Silent,
+    /// What answers is no JSON-RPC.
+    Web,
+    /// It answers, but lets nobody switch tracepoints.
+    Forbids,
+    /// It says that they are on, and they are not.
+    Lies,
+    /// Tracepoints were left out of the build.
+    LeftOut,
+    /// Its header says more entries than there are.
+    Header,
+    /// Its ring counts other ticks than this machine.
+    Rate,
+}
+
+/// What a fake target is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Plan {
+    /// `24.01`, `24.05`, `26.05`.
+    pub(super) layout: String,
+    pub(super) entries: u64,
+    /// Commands a second.
+    pub(super) rate: u64,
+    /// The host's end.
+    pub(super) peer: String,
+    pub(super) wrong: Wrong,
+    pub(super) folder: PathBuf,
+}
+
+impl Plan {
+    pub(super) fn new(generation: Generation) -> Plan {
+        Plan {
+            layout: generation.name().to_owned(),
+            entries: 32_768,
+            rate: 20_000,
+            peer: "127.0.0.1".to_owned(),
+            wrong: Wrong::Nothing,
+            folder: PathBuf::new(),
+        }
+    }
+
+    fn generation(&self) -> Generation {
+        let all = [Generation::Flags, Generation::File, Generation::Sections];
+        all.into_iter().find(|generation| generation.name() == self.layout).unwrap()
+    }
+}
+
+/// A running fake target.
+#[derive(Debug)]
+pub(super) struct Fake {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    pub(super) socket: PathBuf,
+    ring: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Fake {
+    pub(super) fn start(plan: &Plan) -> Fake {
+        let folder = tempfile::tempdir().unwrap();
+        let plan = Plan { folder: folder.path().to_owned(), ..plan.clone() };
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "trace_ring::fake::a_fake_target", "--nocapture"])
+            .env(ASKED, serde_json::to_string(&plan).unwrap())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (stdin, stdout) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let socket = folder.path().join("rpc.sock");
+        let mut fake = Fake { child, stdin, stdout, socket, ring: PathBuf::new(), _folder: folder };
+        fake.ring = fake.line("ring ").into();
+        fake
+    }
+
+    fn line(&mut self, begins: &str) -> String {
+        let mut line = String::new();
+        // The test runner writes lines of its own.
+        while !line.contains(begins) {
+            line.clear();
+            assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "the fake target has ended");
+        }
+        line.split_once(begins).unwrap().1.trim_end().to_owned()
+    }
+
+    /// Tells it to do something, and returns its answer.
+    pub(super) fn tell(&mut self, what: &str) -> String {
+        writeln!(self.stdin, "{what}").unwrap();
+        self.line("done ")
+    }
+
+    /// How many commands it has recorded the end of.
+    pub(super) fn written(&mut self) -> u64 {
+        self.tell("written").parse().unwrap()
+    }
+
+    /// The tracepoints that are on, by group.
+    pub(super) fn masks(&mut self) -> Vec<u64> {
+        self.tell("masks").split(' ').map(|mask| mask.parse().unwrap()).collect()
+    }
+
+    pub(super) fn process(&self) -> Process {
+        process::find(run_format::Side::Target, &Choice::Pid(self.child.id())).unwrap()
+    }
+
+    pub(super) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_file(&self.ring);
+    }
+}
+
+/// The process itself. Not a test: does nothing unless it is asked to be the target.
+#[test]
+fn a_fake_target() {
+    let Ok(plan) = std::env::var(ASKED) else { return };
+    run(&serde_json::from_str(&plan).unwrap());
+}
+
+/// What its threads share.
+struct Target {
+    writer: Writer,
+    plan: Plan,
+    ring: PathBuf,
+    written: AtomicU64,
+    rate: AtomicU64,
+}
+
+fn run(plan: &Plan) {
+    // The rate of this machine, so that ticks are times.
+    let (a, from) = (ticks::now(), run_format::monotonic_now().0);
+    std::thread::sleep(Duration::from_millis(50));
+    let rate = (ticks::now() - a) as f64 / (run_format::monotonic_now().0 - from) as f64 * 1e9;
+    let generation = plan.generation();
+    let mut shape = Shape { entries: plan.entries, rate: rate as u64, ..Shape::new(generation) };
+    match plan.wrong {
+        Wrong::LeftOut => shape.tracepoints = TARGET_CUT,
+        Wrong::Rate => shape.rate *= 2,
+        _ => {}
+    }
+    let file = tempfile::Builder::new().prefix("fabscope_trace.pid").tempfile_in("/dev/shm").unwrap();
+    let ring = file.path().to_owned();
+    let writer = Writer::write_to(file, &shape);
+    if plan.wrong == Wrong::Header {
+        // As many bytes as there are, but the first ring is said to be where the file ends.
+        let length = std::fs::metadata(&ring).unwrap().len();
+        assert_eq!(generation, Generation::Sections);
+        writer.set(16 + 6 * 8, length);
+    }
+    let now = ticks::now();
+    if generation != Generation::Flags {
+        writer.owner(260, now - 2_000, &format!("{}:4000 nqn.a 127.0.0.1:4420 qid:0", plan.peer));
+        writer.owner(261, now - 1_000, &format!("{}:4001 nqn.a 127.0.0.1:4420 qid:1", plan.peer));
+        writer.owner(259, now - 3_000, "bdev_Malloc0");
+    }
+    let target = Target {
+        writer,
+        plan: plan.clone(),
+        ring: ring.clone(),
+        written: AtomicU64::new(0),
+        rate: AtomicU64::new(plan.rate),
+    };
+    let listener = UnixListener::bind(plan.folder.join("rpc.sock")).unwrap();
+    if plan.wrong == Wrong::NoRpc {
+        std::fs::remove_file(plan.folder.join("rpc.sock")).unwrap();
+    }
+    println!("\nring {}", ring.display());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut silent = Vec::new();
+            for stream in listener.incoming() {
+                match target.plan.wrong {
+                    Wrong::Silent => silent.push(stream.unwrap()),
+                    _ => target.answer(stream.unwrap()),
+                }
+            }
+        });
+        scope.spawn(|| target.record());
+        for line in std::io::stdin().lines() {
+            let answer = target.told(&line.unwrap());
+            println!("\ndone {answer}");
+        }
+        // Who started it is gone.
+        std::process::exit(0);
+    });
+}
+
+impl Target {
+    /// Records commands for ever: reads and writes of 4 KiB, every fourth with an R2T, each at its own address.
+    fn record(&self) {
+        let (from, mut n) = (Instant::now(), 0);
+        let (mut due, mut before) = (0.0, from);
+        loop {
+            let now = Instant::now();
+            due += (now - before).as_secs_f64() * self.rate.load(Ordering::Relaxed) as f64;
+            before = now;
+            while due >= 1.0 {
+                due -= 1.0;
+                self.command(n);
+                n += 1;
+                self.written.store(n, Ordering::Release);
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    }
+
+    fn command(&self, n: u64) {
+        let request = 0x7f00_0000_1000 + n % REQUESTS * 0x400;
+        let (io, qpair) = (request + 0x200_0000, 0x7f00_1000_0000);
+        let flags = self.plan.generation() == Generation::Flags;
+        let (connection, bdev) = if flags { (1, 0) } else { (261, 259) };
+        let of_request = |name: &str| {
+            self.writer.record_if_on(name, connection, 0, request, &[if flags { qpair } else { 1 }]);
+        };
+        of_request("TCP_REQ_NEW");
+        if n % 4 == 3 {
+            of_request("TCP_REQ_AWAIT_R2T_ACK");
+        }
+        of_request("TCP_REQ_RDY_TO_EXECUTE");
+        let start = [1 + n % 2, request, n * 8, if flags { 8 } else { 1 }];
+        self.writer.record_if_on("BDEV_IO_START", bdev, 8, io, &start);
+        self.writer.record_if_on("BDEV_IO_DONE", bdev, 0, io, &[request, 1]);
+        of_request("TCP_REQ_EXECUTED");
+        self.writer.record_if_on("SOCK_REQ_PEND", 0, 0, io + 8, &[request]);
+        of_request("TCP_REQ_COMPLETED");
+    }
+
+    fn told(&self, what: &str) -> String {
+        match what {
+            "written" => self.written.load(Ordering::Acquire).to_string(),
+            "masks" => {
+                let masks = GROUPS.map(|(group, _)| self.mask(group).to_string());
+                masks.join(" ")
+            }
+            // As though another target had the file now.
+            "anew" => {
+                self.rate.store(0, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(20));
+                self.writer.set_next(0, 0);
+                String::new()
+            }
+            "cut" => {
+                self.rate.store(0, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(20));
+                std::fs::File::options().write(true).open(&self.ring).unwrap().set_len(4096).unwrap();
+                String::new()
+            }
+            rate => {
+                self.rate.store(rate.strip_prefix("rate ").unwrap().parse().unwrap(), Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(20));
+                String::new()
+            }
+        }
+    }
+
+    fn mask(&self, group: u16) -> u64 {
+        self.writer.mask(usize::from(group)).load(Ordering::Relaxed)
+    }
+
+    fn answer(&self, mut stream: UnixStream) {
+        let mut request = vec![0; 4096];
+        let length = stream.read(&mut request).unwrap_or(0);
+        let answer = match serde_json::from_slice::<Value>(&request[..length]) {
+            Ok(_) if self.plan.wrong == Wrong::Web => "HTTP/1.1 400 Bad Request\r\n\r\n".to_owned(),
+            Ok(request) => match self.call(&request) {
+                Ok(result) => json!({ "jsonrpc": "2.0", "id": request["id"], "result": result }),
+                Err(why) => {
+                    json!({ "jsonrpc": "2.0", "id": request["id"], "error": { "code": -1, "message": why } })
+                }
+            }
+            .to_string(),
+            Err(_) => return,
+        };
+        // Who asked may be gone.
+        let _ = stream.write_all(answer.as_bytes());
+    }
+
+    fn call(&self, request: &Value) -> Result<Value, String> {
+        let address = |port: &str, address: &str| json!({ "traddr": address, "trsvcid": port });
+        match request["method"].as_str().unwrap_or_default() {
+            "spdk_get_version" => Ok(json!({ "version": "none: a test's fake target" })),
+            "trace_get_info" => {
+                let mut info = json!({ "tpoint_shm_path": self.ring.to_str() });
+                for (group, name) in GROUPS {
+                    let (mask, on) = (format!("{:#x}", 1u64 << group), format!("{:#x}", self.mask(group)));
+                    info[name] = json!({ "mask": mask, "tpoint_mask": on });
+                }
+                Ok(info)
+            }
+            method @ ("trace_set_tpoint_mask" | "trace_clear_tpoint_mask") => {
+                let (name, bits) = (&request["params"]["name"], request["params"]["tpoint_mask"].as_u64());
+                let group = GROUPS.iter().find(|(_, known)| name == known).ok_or("no such group")?;
+                let mask = self.writer.mask(usize::from(group.0));
+                match (self.plan.wrong, method) {
+                    (Wrong::Forbids, _) => return Err("Operation not permitted".to_owned()),
+                    (Wrong::Lies, _) => 0,
+                    (_, "trace_set_tpoint_mask") => mask.fetch_or(bits.ok_or("no mask")?, Ordering::Relaxed),
+                    _ => mask.fetch_and(!bits.ok_or("no mask")?, Ordering::Relaxed),
+                };
+                Ok(json!(true))
+            }
+            "nvmf_get_subsystems" => Ok(json!([
+                { "nqn": "nqn.d", "subtype": "Discovery" },
+                { "nqn": "nqn.a", "subtype": "NVMe", "namespaces": [{ "nsid": 3, "bdev_name": "Malloc0" }] },
+            ])),
+            "nvmf_subsystem_get_qpairs" => {
+                let qpair = |qid: u16, port: &str| {
+                    let mut qpair = json!({
+                        "cntlid": 7, "qid": qid, "state": "active", "listen_address": address("4420", "127.0.0.1"),
+                    });
+                    if self.plan.generation() != Generation::Flags {
+                        qpair["hostnqn"] = json!("nqn.h");
+                        qpair["peer_address"] = address(port, &self.plan.peer);
+                    }
+                    qpair
+                };
+                Ok(json!([qpair(0, "4000"), qpair(1, "4001")]))
+            }
+            "bdev_get_bdevs" => Ok(json!([{ "name": "Malloc0", "block_size": 512 }])),
+            _ => Err("Method not found".to_owned()),
+        }
+    }
+}
+
+/// Calls a method of a fake target as another program would.
+pub(super) fn call(socket: &Path, method: &str, params: Value) -> Value {
+    super::rpc::Rpc::new(socket).call(method, Some(params)).unwrap()
+}

@@ -1,0 +1,151 @@
+//! A note of the tracepoints that a recording has switched on, for the case that it is killed before it switches them
+//! off: the next recording of the same process finds it and does so. It switches nothing itself.
+//!
+//! A note is a file in `/dev/shm`, where the ring is too, so it does not outlive the machine's next start. It is locked
+//! (flock(2)) as long as its recording lives, and names the process by its number and when it started.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::switch::Masks;
+
+/// Where notes are.
+const FOLDER: &str = "/dev/shm";
+/// The most of a note that is read, in bytes.
+const LONGEST: u64 = 1 << 16;
+
+/// The note of a recording that lives.
+#[derive(Debug)]
+pub(super) struct Note {
+    path: PathBuf,
+    file: File,
+}
+
+impl Note {
+    /// Leaves an empty note about a process, and takes away those of recordings that were killed. What they say, all
+    /// together, is returned. Where no note can be left the recording goes on without.
+    pub(super) fn leave(pid: u32) -> (Option<Note>, Masks) {
+        Note::leave_in(Path::new(FOLDER), pid)
+    }
+
+    fn leave_in(folder: &Path, pid: u32) -> (Option<Note>, Masks) {
+        let Some(started) = started(pid) else { return (None, Masks::new()) };
+        let about = format!("fabscope-tracepoints.{pid}.{started}.");
+        let left = killed(folder, &about);
+        let mut options = OpenOptions::new();
+        // Who finds the name taken is not to be led elsewhere.
+        options.read(true).write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let own = std::process::id();
+        let note = (0..100).find_map(|n| {
+            let path = folder.join(format!("{about}{own}.{n}"));
+            let file = options.open(&path).ok()?;
+            file.try_lock().ok()?;
+            Some(Note { path, file })
+        });
+        (note, left)
+    }
+
+    /// Says what is switched on now.
+    pub(super) fn write(&mut self, masks: &Masks) {
+        let text = serde_json::to_vec(masks).unwrap_or_default();
+        // A note that can not be written is one that says less.
+        let _ = self.file.set_len(0).and_then(|()| {
+            std::os::unix::fs::FileExt::write_all_at(&self.file, &text, 0)?;
+            self.file.flush()
+        });
+    }
+
+    /// Nothing is left on.
+    pub(super) fn remove(self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// When a process started, in ticks after the machine's start (proc_pid_stat(5), field 22).
+fn started(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The program's name, in parentheses, may hold anything.
+    let (_, behind) = stat.rsplit_once(')')?;
+    behind.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Takes the notes away that nobody holds, and returns what they say.
+fn killed(folder: &Path, about: &str) -> Masks {
+    let mut left = Masks::new();
+    let names =
+        std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.file_name()));
+    for name in names.filter(|name| name.to_str().is_some_and(|name| name.starts_with(about))) {
+        let path = folder.join(name);
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let Ok(file) = options.open(&path) else { continue };
+        // Others' notes are not believed.
+        let own = nix::unistd::geteuid().as_raw();
+        if !file.metadata().is_ok_and(|meta| meta.is_file() && [0, own].contains(&meta.uid())) {
+            continue;
+        }
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock | TryLockError::Error(_)) => continue,
+        }
+        let mut text = Vec::new();
+        let read = (&file).take(LONGEST).read_to_end(&mut text);
+        if let (Ok(_), Ok(masks)) = (read, serde_json::from_slice::<Masks>(&text)) {
+            for (group, bits) in masks {
+                *left.entry(group).or_insert(0) |= bits;
+            }
+        }
+        let _ = std::fs::remove_file(&path);
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Note, started};
+    use crate::trace_ring::switch::Masks;
+
+    #[test]
+    fn a_note_is_found_when_its_recording_is_gone_and_not_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let pid = std::process::id();
+        let (note, left) = Note::leave_in(folder.path(), pid);
+        let mut note = note.unwrap();
+        assert_eq!(left, Masks::new());
+        note.write(&[("bdev".to_owned(), 0xffff)].into());
+        note.write(&[("bdev".to_owned(), 3)].into());
+        // While it lives it is nobody else's.
+        let (second, left) = Note::leave_in(folder.path(), pid);
+        let mut second = second.unwrap();
+        assert_eq!(left, Masks::new());
+        second.write(&[("nvmf_tcp".to_owned(), 1), ("bdev".to_owned(), 4)].into());
+        // Both end without a word.
+        drop((note, second));
+        // Nonsense, another process's, and a link are passed over.
+        let started = started(pid).unwrap();
+        let about = |name: &str| folder.path().join(format!("fabscope-tracepoints.{pid}.{started}.{name}"));
+        std::fs::write(about("x"), "nonsense").unwrap();
+        std::fs::write(folder.path().join(format!("fabscope-tracepoints.{pid}.1.1")), "{\"sock\":1}")
+            .unwrap();
+        std::os::unix::fs::symlink("/dev/zero", about("link")).unwrap();
+        let (third, left) = Note::leave_in(folder.path(), pid);
+        assert_eq!(left, Masks::from([("bdev".to_owned(), 7), ("nvmf_tcp".to_owned(), 1)]));
+        // One that ends in order leaves nothing.
+        third.unwrap().remove();
+        let (fourth, left) = Note::leave_in(folder.path(), pid);
+        assert_eq!(left, Masks::new());
+        fourth.unwrap().remove();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn without_a_process_or_a_folder_there_is_no_note() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(Note::leave_in(folder.path(), u32::MAX).0.is_none());
+        let nowhere = folder.path().join("nowhere");
+        let (note, left) = Note::leave_in(&nowhere, std::process::id());
+        assert!(note.is_none() && left.is_empty());
+    }
+}
