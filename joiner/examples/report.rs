@@ -1,9 +1,9 @@
 //! Joins two runs and prints the report, with the time and memory that it took: for measuring the joiner by
 //! itself.
 //!
-//!     cargo run -p joiner --example report -- HOST.run TARGET.run [detail] [json]
+//!     cargo run --release -p joiner --example report -- HOST.run TARGET.run [detail] [json] [memory=MIB]
 
-use joiner::{GroupBy, JoinOptions, ReportOptions, join, report};
+use joiner::{Bounds, GroupBy, JoinOptions, ReportOptions, report_within};
 use run_format::Run;
 use std::error::Error;
 use std::path::Path;
@@ -12,15 +12,18 @@ use std::time::Instant;
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [host, target, how @ ..] = &arguments[..] else {
-        return Err("usage: report HOST.run TARGET.run [detail] [json]".into());
+        return Err("usage: report HOST.run TARGET.run [detail] [json] [memory=MIB]".into());
     };
     let has = |word: &str| how.iter().any(|h| h == word);
-    let began = Instant::now();
-    let joined = join(&Run::open(Path::new(host))?, &Run::open(Path::new(target))?, &JoinOptions::default())?;
-    let took = began.elapsed();
+    let mut bounds = Bounds::default();
+    if let Some(mib) = how.iter().find_map(|h| h.strip_prefix("memory=")) {
+        bounds.memory = mib.parse::<u64>()? << 20;
+    }
     let options = ReportOptions { group_by: GroupBy::Class, detail: has("detail") };
-    let report = report(&joined, &options)?;
-    let all = began.elapsed();
+    let began = Instant::now();
+    let (host, target) = (Run::open(Path::new(host))?, Run::open(Path::new(target))?);
+    let report = report_within(&host, &target, &JoinOptions::default(), &options, &bounds)?;
+    let took = began.elapsed();
     if has("json") {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -28,6 +31,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let peak = status.lines().find(|l| l.starts_with("VmHWM")).unwrap_or("VmHWM unknown");
-    eprintln!("join {took:.2?}, report {:.2?}, {peak}", all - took);
+    eprintln!("{:.2} s, {peak}", took.as_secs_f64());
     Ok(())
 }

@@ -49,6 +49,8 @@ const BASELINE: i64 = 20_000_000_000;
 /// A piece of the refined clock: its length in time and its least number of pairs.
 const REFINED_NS: i64 = 1_000_000_000;
 const REFINED_PAIRS: usize = 64;
+/// And its largest number of pairs, so that what waits for it fits into memory.
+const REFINED_MOST: usize = 1 << 15;
 
 /// What the search came to.
 #[derive(Debug)]
@@ -852,6 +854,23 @@ impl Clock {
         Clock { pieces }
     }
 
+    /// Nothing is known.
+    pub(crate) fn empty() -> Clock {
+        Clock { pieces: Vec::new() }
+    }
+
+    /// Bounds of the offset when a target's command began, by the piece that it ended in. `hint` is kept from one
+    /// command to the next, which is quicker where they are close.
+    pub(crate) fn of(&self, target: &Item, hint: &mut usize) -> (i64, i64) {
+        *hint = partition_from(&self.pieces, *hint, |p| p.from <= target.end);
+        self.pieces.get(hint.saturating_sub(1)).map_or((0, 0), |p| p.at(target.begin))
+    }
+
+    /// Whether nothing is known.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
     fn piece(&self, t: i64) -> Option<&Piece> {
         let after = self.pieces.partition_point(|p| p.from <= t);
         self.pieces.get(after.saturating_sub(1))
@@ -893,9 +912,62 @@ impl Clock {
     }
 }
 
+/// Refines a clock along a line by pairs that come in parts, in the order in which they end on the target. The
+/// pieces are the same however the pairs are parted.
+#[derive(Debug)]
+pub(crate) struct Refiner {
+    upto: i64,
+}
+
+impl Default for Refiner {
+    fn default() -> Refiner {
+        Refiner { upto: i64::MIN }
+    }
+}
+
+impl Refiner {
+    /// Pairs that end before this are used up: the clock is final there.
+    pub(crate) fn upto(&self) -> i64 {
+        self.upto
+    }
+
+    /// Uses the pairs (end, then begin and bounds) that are not used up yet, all of them that end before
+    /// `complete`. `whole` says that no others are to be waited for. Returns up to where the clock is final.
+    pub(crate) fn refine(
+        &mut self,
+        line: &Line,
+        pairs: &[(i64, (i64, i64, i64))],
+        complete: i64,
+        whole: bool,
+        clock: &mut Clock,
+    ) -> i64 {
+        let mut pieces: Vec<&[(i64, (i64, i64, i64))]> = Vec::new();
+        let mut rest = pairs;
+        while let Some(&(from, _)) = rest.first() {
+            let in_time = rest.partition_point(|p| p.0 < from.saturating_add(REFINED_NS));
+            let mut size = in_time.clamp(REFINED_PAIRS, REFINED_MOST).min(rest.len());
+            size += rest[size..].iter().take_while(|p| p.0 == rest[size - 1].0).count();
+            if rest.len() - size < REFINED_PAIRS {
+                if !whole {
+                    break;
+                }
+                size = rest.len();
+            }
+            let (now, later) = rest.split_at(size);
+            pieces.push(now);
+            rest = later;
+        }
+        clock.pieces.par_extend(pieces.into_par_iter().map(|piece| {
+            let pairs: Vec<(i64, i64, i64)> = piece.iter().map(|p| p.1).collect();
+            Piece { from: piece[0].0, ..refine_piece(line, &pairs) }
+        }));
+        self.upto = rest.first().map_or(complete, |p| p.0).max(self.upto);
+        self.upto
+    }
+}
+
 fn refine_piece(line: &Line, pairs: &[(i64, i64, i64)]) -> Piece {
-    let from = pairs[0].0;
-    let to = pairs[pairs.len() - 1].0;
+    let (from, to) = pairs.iter().fold((i64::MAX, i64::MIN), |b, p| (b.0.min(p.0), b.1.max(p.0)));
     let center = from + (to - from) / 2;
     let mut slopes: Vec<f64> = [1, 5, 20]
         .iter()

@@ -5,6 +5,11 @@ use run_format::{ClockPair, Manifest, Nanos};
 
 /// Side, kind, software, machine, wall-clock time, commands and queues of a run.
 pub(crate) fn describe(recording: &Recording) -> String {
+    describe_of(recording, recording.len() as u64)
+}
+
+/// As [`describe`], of a run of which not all commands are in memory.
+pub(crate) fn describe_of(recording: &Recording, commands: u64) -> String {
     let m = &recording.manifest;
     let mut subsystems: Vec<&str> = recording.queues.values().map(|q| q.subsystem_nqn.as_str()).collect();
     subsystems.sort_unstable();
@@ -27,12 +32,7 @@ pub(crate) fn describe(recording: &Recording) -> String {
                 .join(", "),
         ),
     };
-    format!(
-        "{}: {}, {} commands, {queues}",
-        recording.directory.display(),
-        describe_manifest(m),
-        recording.len()
-    )
+    format!("{}: {}, {commands} commands, {queues}", recording.directory.display(), describe_manifest(m))
 }
 
 /// Side, kind, software, machine and wall-clock time of a run.

@@ -70,6 +70,20 @@ pub enum Error {
         /// The limit.
         most: u32,
     },
+    /// Runs that do not fit into the memory that may be taken can not be worked on part after part.
+    #[error(
+        "the runs do not fit into {limit} MiB and can not be reported part after part: {why}; allow more with --memory, {needed} MiB will do\n  {runs}"
+    )]
+    Memory {
+        /// What the runs are.
+        runs: String,
+        /// Why not part after part.
+        why: String,
+        /// What may be taken, MiB.
+        limit: u64,
+        /// What is needed, MiB.
+        needed: u64,
+    },
     /// What was given to compare is no run and holds no pair of runs.
     #[error("{given}: {why}")]
     Input {

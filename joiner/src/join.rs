@@ -89,6 +89,10 @@ impl SetAside {
 pub struct Aside([u64; SetAside::ALL.len()]);
 
 impl Aside {
+    pub(crate) fn count(&mut self, reason: SetAside, n: u64) {
+        self.0[reason as usize] += n;
+    }
+
     /// Those of one reason.
     #[must_use]
     pub fn of(&self, reason: SetAside) -> u64 {
@@ -192,28 +196,25 @@ pub(crate) fn join_recordings(
     target: Recording,
     options: &JoinOptions,
 ) -> Result<Joined, Error> {
+    let (links, notes) = linked(&host, &target)?;
+    join_linked(host, target, links, notes, options)
+}
+
+/// The queues that both runs have, and what is to be noted of the others.
+pub(crate) fn linked(host: &Recording, target: &Recording) -> Result<(Links, Vec<String>), Error> {
     match (host.manifest.side, target.manifest.side) {
         (Side::Host, Side::Target) => {}
         (Side::Target, Side::Host) => {
-            return Err(Error::WrongSide { wanted: Side::Host, run: describe(&host) });
+            return Err(Error::WrongSide { wanted: Side::Host, run: describe(host) });
         }
         (side, _) => {
-            return Err(Error::SameSide { side, first: describe(&host), second: describe(&target) });
+            return Err(Error::SameSide { side, first: describe(host), second: describe(target) });
         }
     }
     let links = link(&host.queues, &target.queues);
     if links.links.is_empty() {
-        return Err(Error::NoSharedQueue { host: describe(&host), target: describe(&target) });
+        return Err(Error::NoSharedQueue { host: describe(host), target: describe(target) });
     }
-    join_linked(host, target, links, options)
-}
-
-fn join_linked(
-    host: Recording,
-    target: Recording,
-    links: Links,
-    options: &JoinOptions,
-) -> Result<Joined, Error> {
     let mut notes = Vec::new();
     if links.unclear > 0 {
         notes.push(format!(
@@ -221,6 +222,64 @@ fn join_linked(
             links.unclear
         ));
     }
+    Ok((links, notes))
+}
+
+/// Whether the two runs were recorded on one clock.
+pub(crate) fn is_one_clock(host: &Manifest, target: &Manifest, options: &JoinOptions) -> bool {
+    let boot = &host.machine.boot_id;
+    !boot.is_empty() && *boot == target.machine.boot_id && !options.ignore_boot_id
+}
+
+/// What a search that found no clock has to tell.
+pub(crate) fn no_clock(
+    search: &Search,
+    host: &Recording,
+    target: &Recording,
+    items: (usize, usize),
+) -> Result<Option<String>, Error> {
+    match search {
+        Search::Found(_) => Ok(None),
+        Search::Ambiguous { first, second } => Ok(Some(format!(
+            "the clock offset is ambiguous: {} ns explains {} of {} commands and {} ns explains {} of {}, \
+             so nothing was matched; record longer, without sampling, or with a load whose addresses differ",
+            first.offset, first.explained, first.of, second.offset, second.explained, second.of
+        ))),
+        Search::Nothing { first } => {
+            // A few commands may disagree by chance, whatever the wall clocks say.
+            let many = items.0.min(items.1) >= 20;
+            if many && apart(&host.manifest, &target.manifest) {
+                return Err(Error::NoOverlap { host: describe(host), target: describe(target) });
+            }
+            Ok((items.0.min(items.1) > 0).then(|| {
+                format!(
+                    "only {} commands of the two runs agree with one clock offset, which is too few to be sure \
+                     of it: were both sides recorded while the same load ran?",
+                    first.explained
+                )
+            }))
+        }
+    }
+}
+
+/// What is to be noted of runs whose segments could not all be read.
+pub(crate) fn note_broken(run: &Recording, notes: &mut Vec<String>) {
+    if run.broken > 0 {
+        notes.push(format!(
+            "{}: {} command segments are cut or no Parquet files and were left out",
+            run.directory.display(),
+            run.broken
+        ));
+    }
+}
+
+fn join_linked(
+    host: Recording,
+    target: Recording,
+    links: Links,
+    mut notes: Vec<String>,
+    options: &JoinOptions,
+) -> Result<Joined, Error> {
     let exact = exact_links(&host, &target, &links);
     let one_in = host.manifest.one_in.max(target.manifest.one_in);
     let by_order = order::applies(&target);
@@ -230,15 +289,13 @@ fn join_linked(
     );
     let (mut h, mut t) = (h, t);
 
-    let boot = &host.manifest.machine.boot_id;
-    let shared_clock =
-        !boot.is_empty() && *boot == target.manifest.machine.boot_id && !options.ignore_boot_id;
+    let shared_clock = is_one_clock(&host.manifest, &target.manifest, options);
     let found = if shared_clock {
         let clock = Clock::same();
         let matching = if by_order {
             order::matching(&host, &h.lanes, &t.lanes, &clock, &order::stretches(&target, window(&target)))
         } else {
-            matching::exactly(&h.lanes, &t.lanes, &clock)
+            matching::exactly(&h.lanes, &t.lanes)
         };
         Some((clock, matching))
     } else {
@@ -259,28 +316,9 @@ fn join_linked(
                 })
             }
             Search::Found(line) => Some(matching::along(&h.lanes, &t.lanes, &line)),
-            Search::Ambiguous { first, second } => {
-                notes.push(format!(
-                    "the clock offset is ambiguous: {} ns explains {} of {} commands and {} ns explains {} of {}, \
-                     so nothing was matched; record longer, without sampling, or with a load whose addresses differ",
-                    first.offset, first.explained, first.of, second.offset, second.explained, second.of
-                ));
-                None
-            }
-            Search::Nothing { first } => {
-                let both = !h.lanes.items.is_empty() && !t.lanes.items.is_empty();
-                // A few commands may disagree by chance, whatever the wall clocks say.
-                let many = h.lanes.items.len().min(t.lanes.items.len()) >= 20;
-                if many && apart(&host.manifest, &target.manifest) {
-                    return Err(Error::NoOverlap { host: describe(&host), target: describe(&target) });
-                }
-                if both {
-                    notes.push(format!(
-                        "only {} commands of the two runs agree with one clock offset, which is too few to be sure \
-                         of it: were both sides recorded while the same load ran?",
-                        first.explained
-                    ));
-                }
+            none => {
+                let items = (h.lanes.items.len(), t.lanes.items.len());
+                notes.extend(no_clock(&none, &host, &target, items)?);
                 None
             }
         }
@@ -307,21 +345,13 @@ fn join_linked(
         host: h.aside(),
         target: t.aside(),
     };
-    for run in [&host, &target] {
-        if run.broken > 0 {
-            notes.push(format!(
-                "{}: {} command segments are cut or no Parquet files and were left out",
-                run.directory.display(),
-                run.broken
-            ));
-        }
-    }
+    [&host, &target].into_iter().for_each(|run| note_broken(run, &mut notes));
     let boundaries = boundary_figures(&host, &target, &pairs);
     Ok(Joined { host, target, pairs, accounting, clock, shared_clock, links, boundaries, notes })
 }
 
 /// Whether the wall clocks say that the runs were recorded at different times.
-fn apart(host: &Manifest, target: &Manifest) -> bool {
+pub(crate) fn apart(host: &Manifest, target: &Manifest) -> bool {
     match (wall_clock(host), wall_clock(target)) {
         (Some(h), Some(t)) => h.1 < t.0 || t.1 < h.0,
         _ => false,
@@ -353,7 +383,7 @@ fn exact_links(host: &Recording, target: &Recording, links: &Links) -> Vec<bool>
 const NO_LINK: u32 = u32::MAX;
 
 /// The link of each queue by the queue's number, where numbers are small, as they are in a run.
-fn by_queue(queues: &BTreeMap<run_format::QueueId, u32>) -> Vec<u32> {
+pub(crate) fn by_queue(queues: &BTreeMap<run_format::QueueId, u32>) -> Vec<u32> {
     let most = queues.keys().next_back().map_or(0, |q| q.0 as usize + 1).min(1 << 24);
     let mut links = vec![NO_LINK; most];
     for (id, &link) in queues {
@@ -364,13 +394,13 @@ fn by_queue(queues: &BTreeMap<run_format::QueueId, u32>) -> Vec<u32> {
     links
 }
 
-fn link_of(links: &[u32], queue: u32) -> Option<u32> {
+pub(crate) fn link_of(links: &[u32], queue: u32) -> Option<u32> {
     links.get(queue as usize).copied().filter(|&l| l != NO_LINK)
 }
 
 /// Where a row stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Row {
+pub(crate) enum Row {
     Joined,
     Aside(SetAside),
 }
@@ -390,12 +420,44 @@ impl Prepared {
         exact: &[bool],
         by_order: bool,
     ) -> Prepared {
-        let links = by_queue(queues);
-        let limit = (run.manifest.one_in.max(1) < one_in).then(|| sampling::limit(one_in));
+        let keep = Keep { links: &by_queue(queues), one_in, exact, by_order };
         let mut fates = vec![Row::Aside(SetAside::Lost); run.len()];
-        let mut items = Vec::with_capacity(run.len());
+        let items = keep.items(run, &mut fates);
+        Prepared { lanes: Lanes::new(items), fates }
+    }
+
+    fn aside(&self) -> Aside {
+        let mut aside = Aside::default();
+        for fate in &self.fates {
+            if let Row::Aside(reason) = fate {
+                aside.0[*reason as usize] += 1;
+            }
+        }
+        aside
+    }
+}
+
+/// Which commands of a run are to be matched, and by what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keep<'a> {
+    /// Links by the numbers of this side's queues, of [`by_queue`].
+    pub(crate) links: &'a [u32],
+    /// One command in so many, by the shared hash.
+    pub(crate) one_in: u32,
+    /// The links whose commands' places in the TCP stream count.
+    pub(crate) exact: &'a [bool],
+    /// Whether the target knows no cids.
+    pub(crate) by_order: bool,
+}
+
+impl Keep<'_> {
+    /// What is to be matched. The fates of the other rows are told.
+    pub(crate) fn items(&self, run: &Recording, fates: &mut [Row]) -> Vec<Item> {
+        let Keep { links, one_in, exact, by_order } = *self;
+        let limit = (run.manifest.one_in.max(1) < one_in).then(|| sampling::limit(one_in));
+        let mut items = Vec::with_capacity(if limit.is_none() { run.len() } else { 0 });
         for (row, fate) in fates.iter_mut().enumerate() {
-            let Some(link) = link_of(&links, run.queue[row]) else {
+            let Some(link) = link_of(links, run.queue[row]) else {
                 *fate = Row::Aside(SetAside::OtherQueue);
                 continue;
             };
@@ -429,24 +491,14 @@ impl Prepared {
             };
             items.push(Item { lane: lane(link, cid), key, begin, end, row: row as u32 });
         }
-        Prepared { lanes: Lanes::new(items), fates }
-    }
-
-    fn aside(&self) -> Aside {
-        let mut aside = Aside::default();
-        for fate in &self.fates {
-            if let Row::Aside(reason) = fate {
-                aside.0[*reason as usize] += 1;
-            }
-        }
-        aside
+        items
     }
 }
 
 /// From when to when a command was in the network's or the other side's hands (host), or in this side's
 /// (target). A fallback makes the host's interval wider and the target's narrower, so that the one always
 /// holds the other.
-fn on_the_wire(run: &Recording, row: usize) -> (i64, i64) {
+pub(crate) fn on_the_wire(run: &Recording, row: usize) -> (i64, i64) {
     let (begin, end) = match run.manifest.side {
         Side::Host => (Boundary::HSent, Boundary::HRecv),
         Side::Target => (Boundary::TRecv, Boundary::TSent),
@@ -481,6 +533,26 @@ fn key(opcode: u8, nsid: u32, slba: u64, nlb: u16, position: i64) -> u64 {
     if position == NONE { h } else { mix(h ^ position as u64) }
 }
 
+/// The terms and stages of a pair that was matched, or why it is set aside.
+pub(crate) fn judge(
+    host: &Recording,
+    h: usize,
+    target: &Recording,
+    t: usize,
+) -> Result<(Terms, Stages), SetAside> {
+    const GONE: u16 = Command::CANCELED | Command::FAILOVER;
+    if !same_on_the_wire(host, h, target, t) {
+        return Err(SetAside::Ambiguous);
+    }
+    if (host.flags[h] | target.flags[t]) & GONE != 0 {
+        return Err(SetAside::Unfinished);
+    }
+    let terms = Terms::new(&host.times(h), host.r2t_turnaround(h), &target.times(t), target.drive(t))
+        .ok_or(SetAside::Unfinished)?;
+    let stages = terms.stages();
+    if stages.stages.iter().any(|&s| s < 0) { Err(SetAside::Implausible) } else { Ok((terms, stages)) }
+}
+
 /// Turns what was matched into pairs and every other row's reason.
 fn settle(
     host: &Recording,
@@ -490,32 +562,11 @@ fn settle(
     matching: &Matching,
     clock: &Clock,
 ) -> Vec<Pair> {
-    #[derive(Clone, Copy)]
-    enum Verdict {
-        Good,
-        Aside(SetAside),
-    }
-    const GONE: u16 = Command::CANCELED | Command::FAILOVER;
-    let verdicts: Vec<Verdict> = matching
+    let verdicts: Vec<Option<SetAside>> = matching
         .pairs
         .par_iter()
         .with_min_len(4096)
-        .map(|&(hr, tr)| {
-            let (hr, tr) = (hr as usize, tr as usize);
-            if !same_on_the_wire(host, hr, target, tr) {
-                return Verdict::Aside(SetAside::Ambiguous);
-            }
-            if (host.flags[hr] | target.flags[tr]) & GONE != 0 {
-                return Verdict::Aside(SetAside::Unfinished);
-            }
-            match Terms::new(&host.times(hr), host.r2t_turnaround(hr), &target.times(tr), target.drive(tr)) {
-                None => Verdict::Aside(SetAside::Unfinished),
-                Some(terms) if terms.stages().stages.iter().any(|&s| s < 0) => {
-                    Verdict::Aside(SetAside::Implausible)
-                }
-                Some(_) => Verdict::Good,
-            }
-        })
+        .map(|&(hr, tr)| judge(host, hr as usize, target, tr as usize).err())
         .collect();
     let mut pairs = Vec::with_capacity(verdicts.len());
     // How long before t_recv and after t_sent the host knew of the commands.
@@ -523,51 +574,90 @@ fn settle(
     let sampled = (matching.pairs.len() / 65_536).max(1);
     for (n, (&(hr, tr), verdict)) in matching.pairs.iter().zip(&verdicts).enumerate() {
         let fate = match verdict {
-            Verdict::Good => {
+            None => {
                 pairs.push(Pair { host_row: hr, target_row: tr });
                 Row::Joined
             }
-            Verdict::Aside(reason) => Row::Aside(*reason),
+            Some(reason) => Row::Aside(*reason),
         };
         h.fates[hr as usize] = fate;
         t.fates[tr as usize] = fate;
         if n % sampled == 0 {
-            let (recv, sent) = on_the_wire(target, tr as usize);
-            let times = filled(host.times::<8>(hr as usize), Side::Host);
-            leads.push(recv + clock.offset(recv).0 - times[Boundary::HQueued.slot()]);
-            tails.push(times[Boundary::HEnd.slot()] - sent - clock.offset(sent).0);
+            let (lead, tail) = around(host, hr as usize, target, tr as usize, clock);
+            leads.push(lead);
+            tails.push(tail);
         }
     }
-    let longest = |mut v: Vec<i64>| {
-        let n = v.len() - v.len() / 1_000;
-        if n == 0 { 0 } else { (*v.select_nth_unstable(n - 1).1).max(0) }
-    };
     let (lead, tail) = (longest(leads), longest(tails));
 
-    let (host_from, host_to) = window(host);
-    let (target_from, target_to) = window(target);
+    let slices = [host.slices.as_deref(), target.slices.as_deref()];
+    let inside = Inside { clock, host: window(host), target: window(target), slices, lead, tail };
     for (n, fate) in matching.host.iter().enumerate().filter(|(_, f)| **f != Fate::Matched) {
         let item = &h.lanes.items[n];
-        let inside =
-            || clock.target_time(item.begin) >= target_from && clock.target_time(item.end) <= target_to;
-        if let Some(reason) = unmatched(*fate, inside) {
+        if let Some(reason) = unmatched(*fate, || inside.of_host(item.begin, item.end)) {
             h.fates[item.row as usize] = Row::Aside(reason);
         }
     }
     for (n, fate) in matching.target.iter().enumerate().filter(|(_, f)| **f != Fate::Matched) {
         let item = &t.lanes.items[n];
-        let inside = || {
-            item.begin + clock.offset(item.begin).0 - lead >= host_from
-                && item.end + clock.offset(item.end).0 + tail <= host_to
-        };
-        if let Some(reason) = unmatched(*fate, inside) {
+        if let Some(reason) = unmatched(*fate, || inside.of_target(item.begin, item.end)) {
             t.fates[item.row as usize] = Row::Aside(reason);
         }
     }
     pairs
 }
 
-fn unmatched(fate: Fate, inside: impl Fn() -> bool) -> Option<SetAside> {
+/// How long before `t_recv` and after `t_sent` the host knew of a pair's command.
+pub(crate) fn around(host: &Recording, h: usize, target: &Recording, t: usize, clock: &Clock) -> (i64, i64) {
+    let (recv, sent) = on_the_wire(target, t);
+    let times = filled(host.times::<8>(h), Side::Host);
+    let lead = recv + clock.offset(recv).0 - times[Boundary::HQueued.slot()];
+    (lead, times[Boundary::HEnd.slot()] - sent - clock.offset(sent).0)
+}
+
+/// What all but one in a thousand do not exceed, and at least 0.
+pub(crate) fn longest(mut v: Vec<i64>) -> i64 {
+    let n = v.len() - v.len() / 1_000;
+    if n == 0 { 0 } else { (*v.select_nth_unstable(n - 1).1).max(0) }
+}
+
+/// Tells whether the other side was recording all along a command that it has no record of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inside<'a> {
+    pub(crate) clock: &'a Clock,
+    /// From when to when each side recorded, on its own clock.
+    pub(crate) host: (i64, i64),
+    pub(crate) target: (i64, i64),
+    /// The slices in which the host and the target recorded, where they did not throughout.
+    pub(crate) slices: [Option<&'a [(i64, i64)]>; 2],
+    /// How long before the target and after it the host knows of a command.
+    pub(crate) lead: i64,
+    pub(crate) tail: i64,
+}
+
+impl Inside<'_> {
+    /// Of a host's command, by when it was on the wire.
+    pub(crate) fn of_host(&self, begin: i64, end: i64) -> bool {
+        let (begin, end) = (self.clock.target_time(begin), self.clock.target_time(end));
+        begin >= self.target.0 && end <= self.target.1 && within_one(self.slices[1], begin, end)
+    }
+
+    /// Of a target's command.
+    pub(crate) fn of_target(&self, begin: i64, end: i64) -> bool {
+        let begin = begin + self.clock.offset(begin).0 - self.lead;
+        let end = end + self.clock.offset(end).0 + self.tail;
+        begin >= self.host.0 && end <= self.host.1 && within_one(self.slices[0], begin, end)
+    }
+}
+
+/// Whether a time lies whole within one of the slices, which are in order.
+fn within_one(slices: Option<&[(i64, i64)]>, begin: i64, end: i64) -> bool {
+    let Some(slices) = slices else { return true };
+    let after = slices.partition_point(|slice| slice.0 <= begin);
+    after.checked_sub(1).and_then(|n| slices.get(n)).is_some_and(|slice| end <= slice.1)
+}
+
+pub(crate) fn unmatched(fate: Fate, inside: impl Fn() -> bool) -> Option<SetAside> {
     match fate {
         Fate::Matched => None,
         Fate::Ambiguous => Some(SetAside::Ambiguous),
@@ -577,7 +667,7 @@ fn unmatched(fate: Fate, inside: impl Fn() -> bool) -> Option<SetAside> {
     }
 }
 
-fn same_on_the_wire(host: &Recording, h: usize, target: &Recording, t: usize) -> bool {
+pub(crate) fn same_on_the_wire(host: &Recording, h: usize, target: &Recording, t: usize) -> bool {
     if target.flags[t] & Command::NO_CID != 0 {
         return order::same(host, h, target, t);
     }
@@ -589,7 +679,7 @@ fn same_on_the_wire(host: &Recording, h: usize, target: &Recording, t: usize) ->
 }
 
 /// From when to when a run recorded, on its own clock.
-fn window(run: &Recording) -> (i64, i64) {
+pub(crate) fn window(run: &Recording) -> (i64, i64) {
     let Manifest { window, .. } = &run.manifest;
     let wire = || (0..run.len()).map(|row| on_the_wire(run, row));
     let from = match window.start_ns {
@@ -599,6 +689,18 @@ fn window(run: &Recording) -> (i64, i64) {
     // The manifest of a run that was cut is up to a second older than its last commands.
     let last = wire().map(|w| w.1).max().unwrap_or(0);
     (from, window.end_ns.as_i64().max(last))
+}
+
+/// Whether a pair's command has a boundary's time, where it passed it.
+pub(crate) fn passes(b: Boundary, host: &Recording, h: usize, target: &Recording, t: usize) -> Option<bool> {
+    let time = match b.side() {
+        Side::Host => host.time(b, h),
+        Side::Target => target.time(b, t),
+    };
+    let asked = || {
+        (host.r2ts[h] > 0 || target.r2ts[t] > 0) && !(b.side() == Side::Host && host.is_rdma(host.queue[h]))
+    };
+    (time != NONE || !is_of_r2t(b) || asked()).then_some(time != NONE)
 }
 
 fn boundary_figures(host: &Recording, target: &Recording, pairs: &[Pair]) -> Vec<BoundaryFigures> {
@@ -614,14 +716,9 @@ fn boundary_figures(host: &Recording, target: &Recording, pairs: &[Pair]) -> Vec
         let (mut passed, mut without) = (0, 0);
         for pair in pairs {
             let (h, t) = (pair.host_row as usize, pair.target_row as usize);
-            let time = run.time(b, if b.side() == Side::Host { h } else { t });
-            let asked = host.r2ts[h] > 0 || target.r2ts[t] > 0;
-            if time != NONE
-                || !is_of_r2t(b)
-                || asked && !(b.side() == Side::Host && host.is_rdma(host.queue[h]))
-            {
+            if let Some(has) = passes(b, host, h, target, t) {
                 passed += 1;
-                without += u64::from(time == NONE);
+                without += u64::from(!has);
             }
         }
         (passed, without)

@@ -46,43 +46,55 @@ pub(crate) struct Lanes {
     pub(crate) items: Vec<Item>,
     /// Each lane with the index of its first item, in order, and one past the end.
     starts: Vec<(u64, u32)>,
-    /// Indices of `items` by begin.
+    /// Indices of `items` by begin; empty where it is not needed.
     pub(crate) by_time: Vec<u32>,
 }
 
 impl Lanes {
+    /// With the order in time, which the search of the clock needs.
     pub(crate) fn new(items: Vec<Item>) -> Lanes {
-        // Commands that begin together are ordered by all that they are, so that the result does not depend
-        // on the order of rows.
-        let whole = |&n: &u32| {
-            let i = &items[n as usize];
-            (i.begin, i.lane, i.end, i.key, i.row)
-        };
-        let in_time = radix::order(items.iter().map(|i| i.begin), |a, b| whole(a).cmp(&whole(b)));
-        // Time order within each lane, as lane and rank in time.
-        let mut order: Vec<u64> = (0..in_time.len() as u64).collect();
-        let lane_of = |rank: u64| items[in_time[rank as usize] as usize].lane;
-        match u32::try_from(items.iter().map(|i| i.lane).max().unwrap_or(0)) {
+        let mut lanes = Lanes::without_time(items);
+        // Commands that begin together are ordered by their places, and so by all that they are: the result does
+        // not depend on the order of rows.
+        let begins = lanes.items.iter().map(|i| i.begin);
+        lanes.by_time = radix::order(begins, |&a, &b| {
+            (lanes.items[a as usize].begin, a).cmp(&(lanes.items[b as usize].begin, b))
+        });
+        lanes
+    }
+
+    /// Without the order in time.
+    pub(crate) fn without_time(given: Vec<Item>) -> Lanes {
+        // By lane; rows keep their order.
+        let mut order: Vec<u64> = (0..given.len() as u64).collect();
+        let lane_of = |n: u64| given[n as usize].lane;
+        match u32::try_from(given.iter().map(|i| i.lane).max().unwrap_or(0)) {
             Ok(most) => {
-                order.iter_mut().for_each(|w| *w |= lane_of(*w) << 32);
+                order.iter_mut().zip(&given).for_each(|(w, item)| *w |= item.lane << 32);
                 radix::by_upper_half(&mut order, most);
                 order.iter_mut().for_each(|w| *w &= u64::from(u32::MAX));
             }
             // More than 65 536 links.
-            Err(_) => order.sort_by_key(|&rank| lane_of(rank)),
+            Err(_) => order.sort_by_key(|&n| lane_of(n)),
         }
-        let mut by_time = vec![0; in_time.len()];
-        for (n, &rank) in (0..).zip(&order) {
-            by_time[rank as usize] = n;
-        }
-        let items: Vec<Item> = order.iter().map(|&rank| items[in_time[rank as usize] as usize]).collect();
+        let mut items: Vec<Item> = order.iter().map(|&n| given[n as usize]).collect();
+        drop(order);
+        drop(given);
         let mut starts: Vec<(u64, u32)> = Vec::new();
-        for (n, item) in items.iter().enumerate() {
-            if starts.last().is_none_or(|s| s.0 != item.lane) {
-                starts.push((item.lane, n as u32));
+        let mut from = 0;
+        while from < items.len() {
+            let lane = items[from].lane;
+            let length = items[from..].iter().take_while(|i| i.lane == lane).count();
+            starts.push((lane, from as u32));
+            // The commands of a lane follow each other, so mostly they are recorded in the order of their times.
+            let whole = |i: &Item| (i.begin, i.end, i.key, i.row);
+            let of_lane = &mut items[from..from + length];
+            if !of_lane.is_sorted_by_key(whole) {
+                of_lane.sort_unstable_by_key(whole);
             }
+            from += length;
         }
-        Lanes { items, starts, by_time }
+        Lanes { items, starts, by_time: Vec::new() }
     }
 
     /// The lanes in order, each with its items and the index of the first of them.

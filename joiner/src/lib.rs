@@ -9,11 +9,14 @@ mod compare;
 mod describe;
 mod error;
 mod frame;
+mod gather;
+mod histogram;
 mod join;
 mod lanes;
 mod matching;
 mod model;
 mod order;
+mod parts;
 mod queues;
 mod radix;
 mod random;
@@ -34,6 +37,7 @@ pub use compare::{
 pub use error::Error;
 pub use join::{Accounting, Aside, BoundaryFigures, ClockFigures, JoinOptions, Joined, Pair, SetAside, join};
 pub use model::{Stages, SubStage};
+pub use parts::{Bounds, report_alone_within, report_within};
 pub use queues::{Link, LinkedBy};
 pub use report::{
     Class, FioFigures, GroupBy, Report, ReportOptions, SCHEMA, host_report, report, target_report,

@@ -84,7 +84,24 @@ pub(crate) fn stretches(target: &Recording, window: (i64, i64)) -> Vec<(i64, i64
     if open == 0 && begin < to {
         stretches.push((begin, to));
     }
-    stretches
+    match &target.slices {
+        None => stretches,
+        // Between slices nothing was recorded, so an order ends with each.
+        Some(slices) => overlaps(&stretches, slices),
+    }
+}
+
+/// What two lists of stretches have in common, each in order and free of overlaps.
+fn overlaps(first: &[(i64, i64)], second: &[(i64, i64)]) -> Vec<(i64, i64)> {
+    let (mut common, mut a, mut b) = (Vec::new(), 0, 0);
+    while let (Some(x), Some(y)) = (first.get(a), second.get(b)) {
+        let both = (x.0.max(y.0), x.1.min(y.1));
+        if both.0 < both.1 {
+            common.push(both);
+        }
+        if x.1 <= y.1 { a += 1 } else { b += 1 }
+    }
+    common
 }
 
 /// A host command that surely has its partner in the target's recording.

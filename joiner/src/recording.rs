@@ -3,15 +3,20 @@
 
 use crate::error::{Error, polars};
 use polars::prelude::{ChunkedArray, Column, DataFrame, PolarsNumericType, col};
-use run_format::{Boundary, Hook, Manifest, Queue, QueueId, Run, Side, Transport};
+use run_format::{Boundary, Hook, Manifest, Queue, QueueId, Run, Side, Transport, Window};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// "Not passed or not measured" in a column of times. Times are kept within 0 ..= [`LATEST`], so that no
 /// difference overflows.
 pub(crate) const NONE: i64 = i64::MIN;
 /// The latest time that is taken for one: 36 years after boot.
 const LATEST: i64 = 1 << 60;
+
+/// What both sides see of a command on the wire, and what it takes to use that.
+pub(crate) const IDENTITY: [&str; 8] =
+    ["queue", "cid", "opcode", "nsid", "slba", "nlb", "flags", "stream_position"];
 
 /// One run: its manifest, queues and commands. A column that is null throughout is empty.
 #[derive(Debug)]
@@ -20,6 +25,8 @@ pub(crate) struct Recording {
     pub(crate) manifest: Manifest,
     pub(crate) queues: BTreeMap<QueueId, Queue>,
     pub(crate) broken: usize,
+    /// From when to when its probes were armed, on its own clock; `None` where they were throughout.
+    pub(crate) slices: Option<Arc<[(i64, i64)]>>,
     pub(crate) queue: Vec<u32>,
     pub(crate) cid: Vec<u16>,
     pub(crate) opcode: Vec<u8>,
@@ -40,30 +47,11 @@ pub(crate) struct Recording {
 impl Recording {
     /// Reads a run whole.
     pub(crate) fn read(run: &Run) -> Result<Recording, Error> {
-        let side = run.manifest().side;
-        let mut names = vec![
-            "queue",
-            "cid",
-            "opcode",
-            "nsid",
-            "slba",
-            "nlb",
-            "bytes",
-            "status",
-            "cpu",
-            "flags",
-            "r2ts",
-            "stream_position",
-        ];
-        names.extend(Boundary::of(side).map(Boundary::name));
-        names.push(match side {
-            Side::Host => "h_r2t_turnaround",
-            Side::Target => "t_drive",
-        });
+        let mut recording = Recording::empty(run)?;
         let reading = || format!("read the commands of {}", run.directory().display());
         let frame = run
             .commands()?
-            .select(names.iter().map(|n| col(*n)).collect::<Vec<_>>())
+            .select(recording.columns().into_iter().map(col).collect::<Vec<_>>())
             .collect()
             .map_err(polars(reading()))?;
         if u32::try_from(frame.height()).is_err() {
@@ -73,19 +61,34 @@ impl Recording {
                 most: u32::MAX,
             });
         }
-        Recording::from_frame(run, frame).map_err(polars(reading()))?
+        recording.extend(frame).map_err(polars(reading()))?;
+        Ok(recording)
     }
 
-    fn from_frame(run: &Run, frame: DataFrame) -> polars::prelude::PolarsResult<Result<Recording, Error>> {
-        let queues = match run.queues() {
-            Ok(queues) => queues,
-            Err(error) => return Ok(Err(error.into())),
-        };
-        let manifest = run.manifest().clone();
-        let mut recording = Recording {
-            directory: run.directory().to_owned(),
+    /// A run without its commands.
+    ///
+    /// # Errors
+    /// What reading its queues ended with.
+    pub(crate) fn empty(run: &Run) -> Result<Recording, Error> {
+        let (directory, broken) = (run.directory().to_owned(), run.broken_segments().len());
+        let mut recording =
+            Recording::without_commands(directory, run.manifest().clone(), run.queues()?, broken);
+        let plain = |slice: &Window| (slice.start_ns.as_i64(), slice.end_ns.as_i64());
+        recording.slices = run.slices()?.map(|slices| slices.iter().map(plain).collect());
+        Ok(recording)
+    }
+
+    fn without_commands(
+        directory: PathBuf,
+        manifest: Manifest,
+        queues: BTreeMap<QueueId, Queue>,
+        broken: usize,
+    ) -> Recording {
+        Recording {
+            directory,
             queues,
-            broken: run.broken_segments().len(),
+            broken,
+            slices: None,
             queue: Vec::new(),
             cid: Vec::new(),
             opcode: Vec::new(),
@@ -102,34 +105,97 @@ impl Recording {
             drive: Vec::new(),
             times: vec![Vec::new(); Boundary::of(manifest.side).count()],
             manifest,
-        };
-        let r = &mut recording;
+        }
+    }
+
+    /// The same run without commands.
+    pub(crate) fn bare(&self) -> Recording {
+        let (directory, manifest) = (self.directory.clone(), self.manifest.clone());
+        let slices = self.slices.clone();
+        Recording {
+            slices,
+            ..Recording::without_commands(directory, manifest, self.queues.clone(), self.broken)
+        }
+    }
+
+    /// The names of its columns.
+    pub(crate) fn columns(&self) -> Vec<&'static str> {
+        let mut names = IDENTITY.to_vec();
+        names.extend(["bytes", "status", "cpu", "r2ts"]);
+        names.extend(Boundary::of(self.manifest.side).map(Boundary::name));
+        names.push(match self.manifest.side {
+            Side::Host => "h_r2t_turnaround",
+            Side::Target => "t_drive",
+        });
+        names
+    }
+
+    /// Appends the commands of a frame. Columns that it lacks are null throughout.
+    pub(crate) fn extend(&mut self, frame: DataFrame) -> polars::prelude::PolarsResult<()> {
+        let (before, added) = (self.len(), frame.height());
         // Column by column, so that each frame column is freed as soon as it is copied.
         for column in frame.into_columns() {
             let series = column.as_materialized_series();
             match column.name().as_str() {
-                "queue" => r.queue = plain(series.u32()?),
-                "cid" => r.cid = plain(series.u16()?),
-                "opcode" => r.opcode = plain(series.u8()?),
-                "nsid" => r.nsid = plain(series.u32()?),
-                "slba" => r.slba = plain(series.u64()?),
-                "nlb" => r.nlb = plain(series.u16()?),
-                "bytes" => r.bytes = plain(series.u32()?),
-                "status" => r.status = plain(series.u16()?),
-                "cpu" => r.cpu = plain(series.u16()?),
-                "flags" => r.flags = plain(series.u16()?),
-                "r2ts" => r.r2ts = plain(series.u8()?),
-                "stream_position" => r.stream_position = nullable(series.u32()?, i64::from),
-                "h_r2t_turnaround" => r.r2t_turnaround = time_column(&column)?,
-                "t_drive" => r.drive = time_column(&column)?,
+                "queue" => plain(&mut self.queue, series.u32()?),
+                "cid" => plain(&mut self.cid, series.u16()?),
+                "opcode" => plain(&mut self.opcode, series.u8()?),
+                "nsid" => plain(&mut self.nsid, series.u32()?),
+                "slba" => plain(&mut self.slba, series.u64()?),
+                "nlb" => plain(&mut self.nlb, series.u16()?),
+                "bytes" => plain(&mut self.bytes, series.u32()?),
+                "status" => plain(&mut self.status, series.u16()?),
+                "cpu" => plain(&mut self.cpu, series.u16()?),
+                "flags" => plain(&mut self.flags, series.u16()?),
+                "r2ts" => plain(&mut self.r2ts, series.u8()?),
+                "stream_position" => {
+                    nullable(&mut self.stream_position, before, series.u32()?, i64::from);
+                }
+                "h_r2t_turnaround" => times(&mut self.r2t_turnaround, before, &column)?,
+                "t_drive" => times(&mut self.drive, before, &column)?,
                 name => {
                     if let Some(b) = Boundary::parse(name) {
-                        r.times[b.slot()] = time_column(&column)?;
+                        times(&mut self.times[b.slot()], before, &column)?;
                     }
                 }
             }
         }
-        Ok(Ok(recording))
+        for column in self.nullables() {
+            if !column.is_empty() {
+                column.resize(before + added, NONE);
+            }
+        }
+        Ok(())
+    }
+
+    fn nullables(&mut self) -> impl Iterator<Item = &mut Vec<i64>> {
+        let own = [&mut self.stream_position, &mut self.r2t_turnaround, &mut self.drive];
+        own.into_iter().chain(&mut self.times)
+    }
+
+    /// Keeps the rows in `kept`, which are in order, and forgets the others.
+    pub(crate) fn keep(&mut self, kept: &[u32]) {
+        fn of<T: Copy>(column: &mut Vec<T>, kept: &[u32]) {
+            if column.is_empty() {
+                return;
+            }
+            for (n, &row) in kept.iter().enumerate() {
+                column[n] = column[row as usize];
+            }
+            column.truncate(kept.len());
+        }
+        of(&mut self.queue, kept);
+        of(&mut self.cid, kept);
+        of(&mut self.opcode, kept);
+        of(&mut self.nsid, kept);
+        of(&mut self.slba, kept);
+        of(&mut self.nlb, kept);
+        of(&mut self.bytes, kept);
+        of(&mut self.status, kept);
+        of(&mut self.cpu, kept);
+        of(&mut self.flags, kept);
+        of(&mut self.r2ts, kept);
+        self.nullables().for_each(|column| of(column, kept));
     }
 
     /// A recording that was never written, for tests.
@@ -150,6 +216,7 @@ impl Recording {
                 .map(|(n, q)| (QueueId(n as u32), q))
                 .collect(),
             broken: 0,
+            slices: recorded.slices.clone(),
             queue: commands().map(|c| c.queue.0).collect(),
             cid: commands().map(|c| c.cid.0).collect(),
             opcode: commands().map(|c| c.opcode).collect(),
@@ -228,19 +295,25 @@ impl Recording {
     }
 }
 
-fn plain<T: PolarsNumericType>(column: &ChunkedArray<T>) -> Vec<T::Native> {
-    let mut values = Vec::with_capacity(column.len());
+fn plain<T: PolarsNumericType>(values: &mut Vec<T::Native>, column: &ChunkedArray<T>) {
+    values.reserve(column.len());
     for chunk in column.downcast_iter() {
         values.extend_from_slice(chunk.values());
     }
-    values
 }
 
-fn nullable<T: PolarsNumericType>(column: &ChunkedArray<T>, as_i64: impl Fn(T::Native) -> i64) -> Vec<i64> {
+/// Appends a column to one that has `before` values, or is empty where all of them are null.
+fn nullable<T: PolarsNumericType>(
+    values: &mut Vec<i64>,
+    before: usize,
+    column: &ChunkedArray<T>,
+    as_i64: impl Fn(T::Native) -> i64,
+) {
     if column.null_count() == column.len() {
-        return Vec::new();
+        return;
     }
-    let mut values = Vec::with_capacity(column.len());
+    values.reserve(before + column.len() - values.len());
+    values.resize(before, NONE);
     for chunk in column.downcast_iter() {
         let plain = chunk.values().iter().map(|&v| as_i64(v));
         match chunk.validity() {
@@ -248,9 +321,9 @@ fn nullable<T: PolarsNumericType>(column: &ChunkedArray<T>, as_i64: impl Fn(T::N
             Some(valid) => values.extend(plain.zip(valid.iter()).map(|(v, ok)| if ok { v } else { NONE })),
         }
     }
-    values
 }
 
-fn time_column(column: &Column) -> polars::prelude::PolarsResult<Vec<i64>> {
-    Ok(nullable(column.i64()?, |t| if (0..=LATEST).contains(&t) { t } else { NONE }))
+fn times(values: &mut Vec<i64>, before: usize, column: &Column) -> polars::prelude::PolarsResult<()> {
+    nullable(values, before, column.i64()?, |t| if (0..=LATEST).contains(&t) { t } else { NONE });
+    Ok(())
 }

@@ -4,11 +4,11 @@
 use crate::describe::describe;
 use crate::error::Error;
 use crate::join::{Accounting, Aside, BoundaryFigures, ClockFigures, Joined, Pair, SetAside, figures_of};
-use crate::model::{SubStage, data_wait, filled, is_of_r2t, turnaround};
+use crate::model::{Stages, SubStage, Terms, data_wait, filled, is_of_r2t, turnaround};
 use crate::recording::{NONE, Recording};
 use crate::stats::Distribution;
 use rayon::prelude::*;
-use run_format::{Boundary, Command, Kind, Operation, Run, Side, Stage, State};
+use run_format::{Boundary, Command, Kind, Manifest, Operation, Overhead, Run, Side, Stage, State};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use std::collections::{BTreeMap, HashMap};
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 pub const SCHEMA: &str = include_str!("schema/report.json");
 
 /// Name and version of the report's format.
-const FORMAT: &str = "fabscope-report/1";
+pub(crate) const FORMAT: &str = "fabscope-report/1";
 
 /// What the classes are split by, besides operation, size and outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -62,6 +62,8 @@ pub struct Report {
     pub boundaries: Vec<BoundaryFigures>,
     /// What the classes are split by, besides operation, size and outcome.
     pub group_by: GroupBy,
+    /// The percentiles are off by at most this share of themselves: 0 where the runs were held in memory.
+    pub percentile_error: f64,
     /// The classes of commands.
     pub classes: Vec<Class>,
     /// What fio said of itself beside what was recorded of the same commands.
@@ -98,6 +100,44 @@ pub struct RunFigures {
     pub commands: u64,
     /// Commands that the recorder saw and lost.
     pub lost: u64,
+    /// The time windows in which it recorded; absent where it recorded throughout.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub windows: Option<WindowFigures>,
+    /// What recording cost the recorded, where it was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overhead: Option<Overhead>,
+}
+
+/// The time windows of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct WindowFigures {
+    /// How long each was to be.
+    pub length_ns: u64,
+    /// From the beginning of one to that of the next.
+    pub every_ns: u64,
+    /// How many there were.
+    pub slices: u64,
+    /// How many were left out, because the probes were not in place in time.
+    pub skipped: u64,
+    /// How long the probes were armed, seconds: rates are those of this time.
+    pub armed_seconds: f64,
+    /// That as a share of the recording.
+    pub share: f64,
+}
+
+impl WindowFigures {
+    fn of(manifest: &Manifest) -> Option<WindowFigures> {
+        let windows = manifest.windows?;
+        let whole = manifest.window.end_ns.0.saturating_sub(manifest.window.start_ns.0).max(1);
+        Some(WindowFigures {
+            length_ns: windows.length_ns,
+            every_ns: windows.every_ns,
+            slices: windows.slices,
+            skipped: windows.skipped,
+            armed_seconds: windows.armed_ns as f64 / 1e9,
+            share: windows.armed_ns as f64 / whole as f64,
+        })
+    }
 }
 
 /// How many commands were joined, and why the others were not. On each side the commands are the joined ones
@@ -248,44 +288,19 @@ pub fn report(joined: &Joined, options: &ReportOptions) -> Result<Report, Error>
             runs: format!("{}\n  {}", describe(host), describe(target)),
         });
     }
-    let parts: &[SubStage] = if options.detail { SubStage::ALL } else { &[] };
     let groups = Groups::new(options.group_by, host);
     let rows = Rows {
         key: |pair: &Pair| groups.key(host, pair.host_row as usize),
         metrics: |pair: &Pair, row: &mut [i64]| {
             // A pair of this join has its terms.
-            let Some(terms) = joined.terms(*pair) else { return };
-            let stages = terms.stages();
-            row[0] = stages.latency;
-            row[1..6].copy_from_slice(&stages.stages);
-            if options.detail {
-                let (offset, uncertainty) = joined.offset_of(*pair);
-                row[6] = uncertainty;
-                row[7] = i64::from(terms.drive.is_some());
-                row[8..].copy_from_slice(&terms.sub_stages(offset));
+            if let Some(terms) = joined.terms(*pair) {
+                fill(row, &terms, &terms.stages(), || joined.offset_of(*pair));
             }
         },
-        width: 6 + if options.detail { 2 + SubStage::COUNT } else { 0 },
+        width: width(options),
     };
-    let classes = rows.classes(joined.pairs(), |key, n, mut columns| {
-        let latency = columns.next();
-        let stages = std::array::from_fn(|_| Some(columns.figures(latency.mean_ns)));
-        let uncertainty = options.detail.then(|| columns.next().mean_ns);
-        // Storage is split where it is for every command of the class.
-        let split = options.detail && columns.next().mean_ns >= 1.0;
-        let parts = parts
-            .iter()
-            .filter(|part| split || part.stage() != Stage::Storage)
-            .map(|&part| Part {
-                part,
-                stage: part.stage(),
-                uncertainty_ns: uncertainty
-                    .filter(|_| matches!(part, SubStage::NetworkOut | SubStage::NetworkBack)),
-                figures: columns.figures(latency.mean_ns),
-            })
-            .collect();
-        class(key, &groups, n, latency, StageTable(stages), parts)
-    });
+    let classes =
+        rows.classes(joined.pairs(), |key, n, columns| pair_class(key, &groups, n, columns, options.detail));
     let accounting = joined.accounting();
     Ok(Report {
         format: FORMAT,
@@ -295,10 +310,50 @@ pub fn report(joined: &Joined, options: &ReportOptions) -> Result<Report, Error>
         clock: joined.clock(),
         boundaries: joined.boundaries().to_vec(),
         group_by: options.group_by,
+        percentile_error: 0.0,
         classes,
         fio: fio(host),
         notes: joined.notes().to_vec(),
     })
+}
+
+/// How many figures a report needs of each pair.
+pub(crate) fn width(options: &ReportOptions) -> usize {
+    6 + if options.detail { 2 + SubStage::COUNT } else { 0 }
+}
+
+/// The figures of a pair: latency, stages and, where there is room for them, what detail needs.
+pub(crate) fn fill(row: &mut [i64], terms: &Terms, stages: &Stages, offset: impl Fn() -> (i64, i64)) {
+    row[0] = stages.latency;
+    row[1..6].copy_from_slice(&stages.stages);
+    if let [uncertainty, split, parts @ ..] = &mut row[6..] {
+        let (offset, known_to) = offset();
+        *uncertainty = known_to;
+        *split = i64::from(terms.drive.is_some());
+        parts.copy_from_slice(&terms.sub_stages(offset));
+    }
+}
+
+/// A class of pairs, from the distributions of what [`fill`] gives.
+pub(crate) fn pair_class(key: Key, groups: &Groups, n: u64, mut columns: Columns, detail: bool) -> Class {
+    let latency = columns.next();
+    let stages = std::array::from_fn(|_| Some(columns.figures(latency.mean_ns)));
+    let uncertainty = detail.then(|| columns.next().mean_ns);
+    // Storage is split where it is for every command of the class.
+    let split = detail && columns.next().mean_ns >= 1.0;
+    let parts: &[SubStage] = if detail { SubStage::ALL } else { &[] };
+    let parts = parts
+        .iter()
+        .filter(|part| split || part.stage() != Stage::Storage)
+        .map(|&part| Part {
+            part,
+            stage: part.stage(),
+            uncertainty_ns: uncertainty
+                .filter(|_| matches!(part, SubStage::NetworkOut | SubStage::NetworkBack)),
+            figures: columns.figures(latency.mean_ns),
+        })
+        .collect();
+    class(key, groups, n, latency, StageTable(stages), parts)
 }
 
 /// Reports a host's run alone: its own two stages, and all beyond the host as one figure.
@@ -395,28 +450,30 @@ fn one_side(
         },
         width: 4,
     }
-    .classes(&rows, |key, n, mut columns| {
-        let latency = columns.next();
-        let first = Some(columns.figures(latency.mean_ns));
-        let second = Some(columns.figures(latency.mean_ns));
-        let rest = columns.figures(latency.mean_ns);
-        let stages =
-            if is_host { [first, second, None, None, None] } else { [None, None, None, first, second] };
-        let mut class = class(key, &groups, n, latency, StageTable(stages), Vec::new());
-        if class.stages.0.iter().flatten().all(|s| s.times.mean_ns < rest.times.mean_ns) {
-            class.largest_stage = None;
-        }
-        if is_host {
-            class.beyond_host = Some(rest);
-        } else {
-            class.data_wait = Some(rest);
-        }
-        class
-    });
-    let mut notes = vec![if is_host {
-        "without the target's run, network, target driver and storage can not be told apart: they are one figure, beyond the host"
-    } else {
-        "without the host's run, the host's stages and the network are not known; latency is the target's own, from capsule to response"
+    .classes(&rows, |key, n, columns| one_class(key, &groups, n, columns, is_host));
+    let notes = one_sides_notes(run, unfinished as u64, against as u64);
+    let figures = run_figures(run);
+    let (host, target) = if is_host { (Some(figures), None) } else { (None, Some(figures)) };
+    Ok(Report {
+        format: FORMAT,
+        host,
+        target,
+        join: None,
+        clock: None,
+        boundaries: one_sides_boundaries(run, &rows),
+        group_by: options.group_by,
+        percentile_error: 0.0,
+        classes,
+        fio: if is_host { fio(run) } else { Vec::new() },
+        notes,
+    })
+}
+
+/// What is to be noted of a report of one side.
+pub(crate) fn one_sides_notes(run: &Recording, unfinished: u64, against: u64) -> Vec<String> {
+    let mut notes = vec![match run.manifest.side {
+        Side::Host => "without the target's run, network, target driver and storage can not be told apart: they are one figure, beyond the host",
+        Side::Target => "without the host's run, the host's stages and the network are not known; latency is the target's own, from capsule to response",
     }
     .to_owned()];
     if unfinished > 0 {
@@ -430,20 +487,26 @@ fn one_side(
     if run.broken > 0 {
         notes.push(format!("{} command segments are cut or no Parquet files and were left out", run.broken));
     }
-    let figures = run_figures(run);
-    let (host, target) = if is_host { (Some(figures), None) } else { (None, Some(figures)) };
-    Ok(Report {
-        format: FORMAT,
-        host,
-        target,
-        join: None,
-        clock: None,
-        boundaries: one_sides_boundaries(run, &rows),
-        group_by: options.group_by,
-        classes,
-        fio: if is_host { fio(run) } else { Vec::new() },
-        notes,
-    })
+    notes
+}
+
+/// A class of one side's commands, from the distributions of latency, two stages and the rest.
+pub(crate) fn one_class(key: Key, groups: &Groups, n: u64, mut columns: Columns, is_host: bool) -> Class {
+    let latency = columns.next();
+    let first = Some(columns.figures(latency.mean_ns));
+    let second = Some(columns.figures(latency.mean_ns));
+    let rest = columns.figures(latency.mean_ns);
+    let stages = if is_host { [first, second, None, None, None] } else { [None, None, None, first, second] };
+    let mut class = class(key, groups, n, latency, StageTable(stages), Vec::new());
+    if class.stages.0.iter().flatten().all(|s| s.times.mean_ns < rest.times.mean_ns) {
+        class.largest_stage = None;
+    }
+    if is_host {
+        class.beyond_host = Some(rest);
+    } else {
+        class.data_wait = Some(rest);
+    }
+    class
 }
 
 pub(crate) fn one_sides_boundaries(run: &Recording, rows: &[usize]) -> Vec<BoundaryFigures> {
@@ -461,7 +524,11 @@ pub(crate) fn one_sides_boundaries(run: &Recording, rows: &[usize]) -> Vec<Bound
 }
 
 pub(crate) fn why_nothing(joined: &Joined) -> String {
-    let a = joined.accounting();
+    why_nothing_of(joined.accounting(), joined.notes())
+}
+
+/// Why nothing was joined.
+pub(crate) fn why_nothing_of(a: &Accounting, notes: &[String]) -> String {
     if a.host_commands == 0 || a.target_commands == 0 {
         let which = match (a.host_commands, a.target_commands) {
             (0, 0) => "both runs have no commands",
@@ -470,7 +537,7 @@ pub(crate) fn why_nothing(joined: &Joined) -> String {
         };
         return format!("{which}: was there load on these queues while it was recorded?");
     }
-    let notes = joined.notes().join("; ");
+    let notes = notes.join("; ");
     let reasons = a.host.with(&a.target);
     let counted: Vec<String> = SetAside::ALL
         .iter()
@@ -482,6 +549,11 @@ pub(crate) fn why_nothing(joined: &Joined) -> String {
 }
 
 pub(crate) fn run_figures(run: &Recording) -> RunFigures {
+    run_figures_of(run, run.len() as u64)
+}
+
+/// The figures of a run of which not all commands are in memory.
+pub(crate) fn run_figures_of(run: &Recording, commands: u64) -> RunFigures {
     let m = &run.manifest;
     RunFigures {
         run: run.directory.display().to_string(),
@@ -494,12 +566,14 @@ pub(crate) fn run_figures(run: &Recording) -> RunFigures {
         state: m.state,
         seconds: m.window.end_ns.0.saturating_sub(m.window.start_ns.0) as f64 / 1e9,
         one_in: m.one_in.max(1),
-        commands: run.len() as u64,
+        commands,
         lost: m.counters.lost.total(),
+        windows: WindowFigures::of(m),
+        overhead: m.overhead.clone(),
     }
 }
 
-fn join_figures(a: &Accounting, queues: usize) -> JoinFigures {
+pub(crate) fn join_figures(a: &Accounting, queues: usize) -> JoinFigures {
     JoinFigures {
         host_commands: a.host_commands,
         target_commands: a.target_commands,
@@ -513,31 +587,55 @@ fn join_figures(a: &Accounting, queues: usize) -> JoinFigures {
 
 /// fio's figures by direction, beside those of the host commands that the direction submits.
 fn fio(host: &Recording) -> Vec<FioFigures> {
-    let jobs = host.manifest.workload.iter().flat_map(|w| &w.fio).filter(|j| j.ios > 0);
-    let mut directions: BTreeMap<&str, (u64, f64)> = BTreeMap::new();
-    for job in jobs {
-        let d = directions.entry(&job.direction).or_default();
-        d.0 += job.ios;
-        d.1 += job.lat_mean_ns * job.ios as f64;
-    }
-    directions
-        .into_iter()
-        .filter_map(|(direction, (ios, sum))| {
-            let operation = match direction {
-                "read" => Operation::Read,
-                "write" => Operation::Write,
-                "trim" => Operation::DatasetManagement,
-                _ => return None,
-            };
-            let (mut commands, mut ours) = (0u64, 0i128);
-            for row in (0..host.len()).filter(|&row| host.opcode[row] == operation.opcode()) {
-                let h = filled(host.times::<8>(row), Side::Host);
-                let (queued, end) = (h[Boundary::HQueued.slot()], h[Boundary::HEnd.slot()]);
-                if queued != NONE && end != NONE {
-                    commands += 1;
-                    ours += i128::from(end - queued);
-                }
+    let mut seen = SeenByHost::default();
+    seen.add(host, 0..host.len());
+    seen.beside_fio(host)
+}
+
+/// Host commands and the sum of their latencies, by the operations that fio's directions submit.
+#[derive(Debug, Default)]
+pub(crate) struct SeenByHost([(u64, i128); DIRECTIONS.len()]);
+
+const DIRECTIONS: [(&str, Operation); 3] =
+    [("read", Operation::Read), ("write", Operation::Write), ("trim", Operation::DatasetManagement)];
+
+impl SeenByHost {
+    /// Counts rows, where the run's load was fio's.
+    pub(crate) fn add(&mut self, host: &Recording, rows: std::ops::Range<usize>) {
+        if host.manifest.workload.as_ref().is_none_or(|w| w.fio.is_empty()) {
+            return;
+        }
+        for row in rows {
+            let direction = DIRECTIONS.iter().position(|d| d.1.opcode() == host.opcode[row]);
+            let Some(seen) = direction.map(|d| &mut self.0[d]) else { continue };
+            let h = filled(host.times::<8>(row), Side::Host);
+            let (queued, end) = (h[Boundary::HQueued.slot()], h[Boundary::HEnd.slot()]);
+            if queued != NONE && end != NONE {
+                seen.0 += 1;
+                seen.1 += i128::from(end - queued);
             }
+        }
+    }
+
+    /// Adds what another counted.
+    pub(crate) fn merge(&mut self, other: &SeenByHost) {
+        for (ours, theirs) in self.0.iter_mut().zip(other.0) {
+            ours.0 += theirs.0;
+            ours.1 += theirs.1;
+        }
+    }
+
+    /// What was counted beside what fio said.
+    pub(crate) fn beside_fio(&self, host: &Recording) -> Vec<FioFigures> {
+        let jobs = host.manifest.workload.iter().flat_map(|w| &w.fio).filter(|j| j.ios > 0);
+        let mut directions: BTreeMap<&str, (u64, f64)> = BTreeMap::new();
+        for job in jobs {
+            let d = directions.entry(&job.direction).or_default();
+            d.0 += job.ios;
+            d.1 += job.lat_mean_ns * job.ios as f64;
+        }
+        let figures = directions.into_iter().filter_map(|(direction, (ios, sum))| {
+            let (commands, ours) = self.0[DIRECTIONS.iter().position(|d| d.0 == direction)?];
             let fio_mean_ns = sum / ios as f64;
             let recorded_mean_ns = ours as f64 / commands as f64;
             (commands > 0).then(|| FioFigures {
@@ -548,13 +646,14 @@ fn fio(host: &Recording) -> Vec<FioFigures> {
                 recorded_mean_ns,
                 difference_ns: fio_mean_ns - recorded_mean_ns,
             })
-        })
-        .collect()
+        });
+        figures.collect()
+    }
 }
 
 /// What a class is told by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Key {
+pub(crate) struct Key {
     group: u64,
     error: bool,
     opcode: u8,
@@ -562,17 +661,18 @@ struct Key {
 }
 
 /// The groups that a report's classes are split into.
-struct Groups<'a> {
+#[derive(Debug)]
+pub(crate) struct Groups {
     by: GroupBy,
-    run: &'a Recording,
+    queues: BTreeMap<run_format::QueueId, run_format::Queue>,
     /// Devices by number, in the order of their names.
     devices: Vec<String>,
     /// The device of each queue.
     device_of: HashMap<u32, u32>,
 }
 
-impl<'a> Groups<'a> {
-    fn new(by: GroupBy, run: &'a Recording) -> Groups<'a> {
+impl Groups {
+    pub(crate) fn new(by: GroupBy, run: &Recording) -> Groups {
         let name = |q: &run_format::Queue| {
             q.device.clone().unwrap_or_else(|| format!("{} cntlid {}", q.subsystem_nqn, q.cntlid))
         };
@@ -584,10 +684,10 @@ impl<'a> Groups<'a> {
             .iter()
             .filter_map(|(id, q)| Some((id.0, devices.binary_search(&name(q)).ok()? as u32)))
             .collect();
-        Groups { by, run, devices, device_of }
+        Groups { by, queues: run.queues.clone(), devices, device_of }
     }
 
-    fn key(&self, run: &Recording, row: usize) -> Key {
+    pub(crate) fn key(&self, run: &Recording, row: usize) -> Key {
         let group = match self.by {
             GroupBy::Class => 0,
             GroupBy::Queue => u64::from(run.queue[row]),
@@ -606,7 +706,7 @@ impl<'a> Groups<'a> {
             GroupBy::Cpu => Some(format!("CPU {}", key.group)),
             GroupBy::Queue => {
                 let id = run_format::QueueId(key.group as u32);
-                Some(match self.run.queues.get(&id) {
+                Some(match self.queues.get(&id) {
                     None => format!("queue {}", id.0),
                     Some(q) => {
                         let device = q.device.as_ref().map_or(String::new(), |d| format!("{d} "));
@@ -627,8 +727,8 @@ impl<'a> Groups<'a> {
 
 fn class(
     key: Key,
-    groups: &Groups<'_>,
-    commands: usize,
+    groups: &Groups,
+    commands: u64,
     latency: Distribution,
     stages: StageTable,
     parts: Vec<Part>,
@@ -644,7 +744,7 @@ fn class(
         bytes: key.bytes,
         error: key.error,
         group: groups.label(key),
-        commands: commands as u64,
+        commands,
         latency,
         stages,
         beyond_host: None,
@@ -668,7 +768,7 @@ const CHUNK: usize = 1 << 14;
 
 impl<K, M> Rows<K, M> {
     /// The classes, each made by `make` from its key, its number of rows and its figures' distributions.
-    fn classes<T: Sync>(&self, rows: &[T], mut make: impl FnMut(Key, usize, Columns) -> Class) -> Vec<Class>
+    fn classes<T: Sync>(&self, rows: &[T], mut make: impl FnMut(Key, u64, Columns) -> Class) -> Vec<Class>
     where
         K: Fn(&T) -> Key + Sync,
         M: Fn(&T, &mut [i64]) + Sync,
@@ -703,7 +803,7 @@ impl<K, M> Rows<K, M> {
             .map(|(key, number)| {
                 let members = std::mem::take(&mut members[number as usize]);
                 let distributions = self.distributions(rows, &members);
-                make(key, members.len(), Columns(distributions.into_iter()))
+                make(key, members.len() as u64, Columns::of(distributions))
             })
             .collect()
     }
@@ -737,9 +837,13 @@ impl<K, M> Rows<K, M> {
 }
 
 /// The distributions of one class, one after the other.
-struct Columns(std::vec::IntoIter<Distribution>);
+pub(crate) struct Columns(std::vec::IntoIter<Distribution>);
 
 impl Columns {
+    pub(crate) fn of(distributions: Vec<Distribution>) -> Columns {
+        Columns(distributions.into_iter())
+    }
+
     fn next(&mut self) -> Distribution {
         self.0.next().unwrap_or_default()
     }

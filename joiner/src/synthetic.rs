@@ -4,7 +4,7 @@
 
 use run_format::{
     Boundary, Cid, ClockPair, Command, Counters, Endpoint, Hook, Kind, Machine, Manifest, Nanos, Queue,
-    QueueId, Run, RunWriter, Side, Sink, Software, State, Window, sampling,
+    QueueId, Run, RunWriter, Side, Sink, Software, State, Window, Windows, sampling,
 };
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -229,6 +229,8 @@ pub struct Recorded {
     pub queues: Vec<Queue>,
     /// The commands, in the order in which they completed, each with its number in the load.
     pub commands: Vec<(u64, Command)>,
+    /// The slices in which it was recorded, on its own clock; `None` for a run that was recorded throughout.
+    pub slices: Option<std::sync::Arc<[(i64, i64)]>>,
 }
 
 /// Both sides of a load.
@@ -493,6 +495,7 @@ impl Load {
             manifest: manifest(side, view, window, commands.len() as u64),
             queues: (0..self.queues.max(1)).map(|q| self.queue(q, side, window.start_ns)).collect(),
             commands,
+            slices: None,
         }
     }
 
@@ -644,6 +647,31 @@ impl<'a> Streamed<'a> {
 const SEGMENT: u64 = 1 << 18;
 
 impl Recorded {
+    /// Keeps what is whole within windows of this length that begin every so often (ns), the first at its begin
+    /// and this much later: as a recording in time windows.
+    pub fn in_windows(&mut self, length: u64, every: u64, late: u64) {
+        let Window { start_ns, end_ns } = self.manifest.window;
+        let starts =
+            (start_ns.0 + late..).step_by(every as usize).take_while(|start| start + length <= end_ns.0);
+        let slices: Vec<(i64, i64)> = starts.map(|start| (start as i64, (start + length) as i64)).collect();
+        self.commands.retain(|(_, command)| {
+            let Some(span) = command.span() else { return false };
+            let (from, to) = (span.start_ns.as_i64(), span.end_ns.as_i64());
+            let after = slices.partition_point(|slice| slice.0 <= from);
+            after.checked_sub(1).is_some_and(|n| to <= slices[n].1)
+        });
+        self.manifest.windows = Some(Windows {
+            length_ns: length,
+            every_ns: every,
+            slices: slices.len() as u64,
+            armed_ns: slices.len() as u64 * length,
+            skipped: 0,
+        });
+        self.manifest.counters.recorded = self.commands.len() as u64;
+        self.manifest.counters.seen = self.commands.len() as u64;
+        self.slices = Some(slices.into());
+    }
+
     /// Writes it as a run directory.
     ///
     /// # Errors
@@ -655,6 +683,10 @@ impl Recorded {
         }
         for (_, command) in &self.commands {
             writer.command(command);
+        }
+        for (start, end) in self.slices.iter().flat_map(|slices| slices.iter()) {
+            let of = |time: &i64| Nanos(time.unsigned_abs());
+            writer.slice(Window { start_ns: of(start), end_ns: of(end) })?;
         }
         writer.close(self.manifest.counters, self.manifest.window.end_ns)?;
         Run::open(directory)

@@ -2,9 +2,9 @@
 //! reading.
 
 use crate::join::{Aside, SetAside};
-use crate::report::{Class, Figures, JoinFigures, Report, RunFigures};
+use crate::report::{Class, Figures, JoinFigures, Report, RunFigures, WindowFigures};
 use crate::stats::{Distribution, needed};
-use run_format::{Boundary, Side, Stage};
+use run_format::{Boundary, Effect, Overhead, Side, Stage};
 use std::fmt::Write;
 
 /// Classes that are shown; the rest is counted.
@@ -33,6 +33,13 @@ impl Report {
         }
         self.write_clock(out)?;
         self.write_boundaries(out)?;
+        if self.percentile_error > 0.0 {
+            writeln!(
+                out,
+                "note    the runs are larger than the memory that may be taken: percentiles are within {} %",
+                self.percentile_error * 100.0
+            )?;
+        }
         for note in &self.notes {
             writeln!(out, "note    {note}")?;
         }
@@ -142,7 +149,55 @@ fn write_run(out: &mut String, side: Side, run: &RunFigures) -> std::fmt::Result
     if run.state == run_format::State::Open {
         write!(out, ", cut short")?;
     }
+    writeln!(out)?;
+    if let Some(windows) = &run.windows {
+        write_windows(out, windows)?;
+    }
+    run.overhead.as_ref().map_or(Ok(()), |overhead| write_overhead(out, overhead))
+}
+
+fn write_windows(out: &mut String, windows: &WindowFigures) -> std::fmt::Result {
+    write!(
+        out,
+        "        in {} windows of {} each {}: armed for {:.1} s, {:.1} % of the time",
+        count(windows.slices),
+        run_format::Nanos(windows.length_ns),
+        run_format::Nanos(windows.every_ns),
+        windows.armed_seconds,
+        windows.share * 1e2
+    )?;
+    if windows.skipped > 0 {
+        write!(out, "; {} left out, not armed in time", count(windows.skipped))?;
+    }
     writeln!(out)
+}
+
+/// What recording cost, or the least cost that would have been seen.
+fn write_overhead(out: &mut String, overhead: &Overhead) -> std::fmt::Result {
+    let times = |ns: f64| format!("{:.2} us", ns / 1e3);
+    let share = |share: f64| format!("{:.1} %", share * 1e2);
+    let mut said = Vec::new();
+    let figures: [(&str, Option<Effect>, &dyn Fn(f64) -> String); 3] = [
+        ("a command", overhead.added_ns, &times),
+        ("of mean latency", overhead.latency_ns, &times),
+        ("of the throughput", overhead.lost, &share),
+    ];
+    for (what, effect, text) in figures {
+        let Some(effect) = effect else { continue };
+        said.push(match effect.is_shown() {
+            true => format!("{} {what} ({} to {})", text(effect.mean), text(effect.low), text(effect.high)),
+            false => format!("can not tell {what}: less than {} would not have shown", text(effect.smallest)),
+        });
+    }
+    if !said.is_empty() {
+        writeln!(
+            out,
+            "        recording cost {}; 95 % intervals over {} pairs of windows",
+            said.join(", "),
+            overhead.pairs
+        )?;
+    }
+    overhead.notes.iter().try_for_each(|note| writeln!(out, "        what recording cost: {note}"))
 }
 
 fn write_join(out: &mut String, join: &JoinFigures) -> std::fmt::Result {

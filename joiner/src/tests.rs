@@ -659,3 +659,73 @@ fn storage_is_split_in_the_classes_whose_every_command_tells_its_drives_time() {
     assert_eq!(nulls("storage_block"), nulls("storage_drive"));
     assert!(nulls("storage_drive") > 1_000 && nulls("storage") == 0);
 }
+
+/// Both sides in windows of 5 ms each 20 ms, the target's this much later than the host's.
+fn in_windows(load: &Load, late: i64) -> Runs {
+    let mut runs = load.record();
+    let of = |late: i64| u64::try_from(late.max(0)).unwrap();
+    runs.host.in_windows(5_000_000, 20_000_000, of(-late));
+    runs.target.in_windows(5_000_000, 20_000_000, of(late));
+    runs
+}
+
+/// A load over some hundred milliseconds.
+fn long_load() -> Load {
+    Load { commands: 60_000, pause_ns: 60_000.0, ..Load::default() }
+}
+
+#[test]
+fn windows_in_step_join_whole_and_what_is_cut_by_one_side_is_outside_and_not_lost() {
+    // In step by wall clocks that agree, and that do not within 1 ms.
+    for late in [0, 1_000_000, -1_000_000] {
+        let runs = in_windows(&long_load(), late);
+        assert!(runs.host.slices.as_ref().unwrap().len() > 5);
+        let joined = joins(&runs, 1.0);
+        let a = joined.accounting();
+        assert!(a.joined > 3_000, "{a:?}");
+        assert_eq!((a.host.of(SetAside::Lost), a.target.of(SetAside::Lost)), (0, 0), "{late}: {a:?}");
+        assert!(late == 0 || a.host.of(SetAside::Outside) > 100, "{a:?}");
+        let clock = joined.clock().unwrap();
+        assert!(clock.uncertainty_ns < 10_000, "{clock:?}");
+        let report = report(&joined, &ReportOptions::default()).unwrap();
+        let windows = report.host.unwrap().windows.unwrap();
+        assert!((0.2..0.3).contains(&windows.share), "{windows:?}");
+    }
+}
+
+#[test]
+fn windows_on_one_side_join_with_a_whole_recording_on_the_other() {
+    for target in [false, true] {
+        let mut runs = long_load().record();
+        let side = if target { &mut runs.target } else { &mut runs.host };
+        side.in_windows(5_000_000, 20_000_000, 0);
+        let joined = joins(&runs, 1.0);
+        let a = joined.accounting();
+        assert_eq!(a.host.of(SetAside::Lost) + a.target.of(SetAside::Lost), 0, "{target}: {a:?}");
+        assert!(a.host.of(SetAside::Outside) + a.target.of(SetAside::Outside) > 10_000, "{a:?}");
+    }
+}
+
+#[test]
+fn what_is_lost_within_a_window_is_lost_all_the_same() {
+    let mut load = long_load();
+    load.target.keep = 0.9;
+    let runs = in_windows(&load, 0);
+    let joined = joins(&runs, 0.999);
+    let lost = joined.accounting().host.of(SetAside::Lost) as f64;
+    let share = lost / joined.accounting().host_commands as f64;
+    assert!((0.07..0.13).contains(&share), "{:?}", joined.accounting());
+}
+
+#[test]
+fn windows_of_few_commands_with_long_gaps_find_the_clock() {
+    // Two commands at a time, some dozens a window, a window each 200 ms over seconds.
+    let load = Load { commands: 40_000, queues: 1, depth: 2, pause_ns: 200_000.0, ..Load::default() };
+    let mut runs = load.record();
+    runs.host.in_windows(5_000_000, 200_000_000, 0);
+    runs.target.in_windows(5_000_000, 200_000_000, 300_000);
+    let joined = joins(&runs, 0.999);
+    assert!(joined.pairs().len() > 200, "{:?}", joined.accounting());
+    let a = joined.accounting();
+    assert_eq!(a.host.of(SetAside::Lost) + a.target.of(SetAside::Lost), 0, "{a:?}");
+}

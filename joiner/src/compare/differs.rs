@@ -5,7 +5,7 @@ use super::input::{Reading, Sample};
 use super::resample::BETWEEN_RUNS;
 use super::{ClassName, Form};
 use crate::describe::wall_clock;
-use run_format::{Manifest, Side};
+use run_format::{Manifest, Nanos, Side};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,7 +61,10 @@ pub(crate) fn rate(reading: &Reading) -> (f64, f64) {
     });
     let (first, last) =
         times.fold((i64::MAX, i64::MIN), |(first, last), (start, end)| (first.min(start), last.max(end)));
-    let seconds = last.saturating_sub(first).max(1) as f64 / 1e9;
+    // Runs in windows have commands only in those; joined ones were in both sides'.
+    let windows = reading.manifests.iter().filter_map(|m| m.windows).map(|windows| windows.armed_ns).min();
+    let whole = last.saturating_sub(first).max(1) as f64;
+    let seconds = windows.map_or(whole, |armed| whole.min(armed.max(1) as f64)) / 1e9;
     let one_in = reading.manifests.iter().map(|m| m.one_in.max(1)).max().unwrap_or(1);
     let all = reading.commands() as f64 * f64::from(one_in);
     let busy: f64 =
@@ -104,6 +107,10 @@ const FACTS: &[Fact] = &[
     ("kernel", |m| m.machine.kernel.clone()),
     ("kernel build", |m| m.machine.kernel_build.clone()),
     ("sampling", |m| format!("1 in {}", m.one_in.max(1))),
+    ("time windows", |m| match m.windows {
+        Some(windows) => format!("{} each {}", Nanos(windows.length_ns), Nanos(windows.every_ns)),
+        None => "none".into(),
+    }),
     ("detail", |m| m.detail.clone()),
     ("recorded by", |m| format!("fabscope {}", m.tool)),
     ("workload", |m| m.workload.as_ref().map_or(String::new(), |w| w.argv.join(" "))),

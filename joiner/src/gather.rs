@@ -1,0 +1,189 @@
+//! Gathers what a report says of commands, part after part, in memory that does not grow with their number. It
+//! matches nothing.
+
+use crate::clock::Clock;
+use crate::histogram::Histogram;
+use crate::join::{Aside, around, judge, on_the_wire, passes};
+use crate::recording::Recording;
+use crate::report::{Class, Columns, Groups, Key, ReportOptions, fill, width};
+use run_format::Boundary;
+use std::collections::HashMap;
+
+/// The figures of commands by class.
+#[derive(Debug)]
+pub(crate) struct Classes {
+    width: usize,
+    numbers: HashMap<Key, usize>,
+    /// Most loads have few classes: finding one of the first few takes no hashing.
+    first: Vec<(Key, usize)>,
+    figures: Vec<Vec<Histogram>>,
+    counts: Vec<u64>,
+}
+
+impl Classes {
+    /// Of commands with so many figures each.
+    pub(crate) fn new(width: usize) -> Classes {
+        Classes { width, numbers: HashMap::new(), first: Vec::new(), figures: Vec::new(), counts: Vec::new() }
+    }
+
+    fn number(&mut self, key: Key) -> usize {
+        if let Some(known) = self.first.iter().find(|f| f.0 == key) {
+            return known.1;
+        }
+        let next = self.figures.len();
+        let number = *self.numbers.entry(key).or_insert(next);
+        if number == next {
+            self.figures.push(vec![Histogram::default(); self.width]);
+            self.counts.push(0);
+            if self.first.len() < 8 {
+                self.first.push((key, number));
+            }
+        }
+        number
+    }
+
+    /// Adds a command.
+    pub(crate) fn add(&mut self, key: Key, row: &[i64]) {
+        let number = self.number(key);
+        self.counts[number] += 1;
+        for (figure, &value) in self.figures[number].iter_mut().zip(row) {
+            figure.add(value);
+        }
+    }
+
+    /// Adds what others gathered.
+    pub(crate) fn merge(&mut self, other: &Classes) {
+        for (&key, &theirs) in &other.numbers {
+            let ours = self.number(key);
+            self.counts[ours] += other.counts[theirs];
+            for (figure, more) in self.figures[ours].iter_mut().zip(&other.figures[theirs]) {
+                figure.merge(more);
+            }
+        }
+    }
+
+    /// Whether there was no command.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.figures.is_empty()
+    }
+
+    /// Bytes that it holds.
+    pub(crate) fn bytes(&self) -> usize {
+        self.figures.iter().flatten().map(Histogram::bytes).sum()
+    }
+
+    /// The classes in order, each made from its key, its commands and its figures.
+    pub(crate) fn each(&self, mut make: impl FnMut(Key, u64, Columns) -> Class) -> Vec<Class> {
+        let mut numbers: Vec<(Key, usize)> =
+            self.numbers.iter().map(|(&key, &number)| (key, number)).collect();
+        numbers.sort_unstable();
+        let class = |(key, number): (Key, usize)| {
+            let distributions = self.figures[number].iter().map(Histogram::distribution).collect();
+            make(key, self.counts[number], Columns::of(distributions))
+        };
+        numbers.into_iter().map(class).collect()
+    }
+}
+
+/// What a join says of its pairs.
+#[derive(Debug)]
+pub(crate) struct Pairs {
+    pub(crate) classes: Classes,
+    pub(crate) joined: u64,
+    /// Those set aside, as many on either side.
+    pub(crate) aside: Aside,
+    /// Of each boundary: joined commands that passed it, and those of them without its time.
+    pub(crate) passed: [(u64, u64); Boundary::ALL.len()],
+    /// When some of them were received, with the clock's offset and its uncertainty.
+    pub(crate) clocks: Vec<(i64, i64, i64)>,
+    /// How long the host knew of some before the target did, and after.
+    pub(crate) leads: Vec<i64>,
+    pub(crate) tails: Vec<i64>,
+    /// One pair in so many is sampled.
+    step: u64,
+    seen: u64,
+    row: Vec<i64>,
+}
+
+/// Pairs by whose clock and way a whole run is judged.
+pub(crate) const SAMPLE: u64 = 65_536;
+
+impl Pairs {
+    /// Of about so many pairs.
+    pub(crate) fn new(options: &ReportOptions, expected: u64) -> Pairs {
+        Pairs {
+            classes: Classes::new(width(options)),
+            joined: 0,
+            aside: Aside::default(),
+            passed: [(0, 0); Boundary::ALL.len()],
+            clocks: Vec::new(),
+            leads: Vec::new(),
+            tails: Vec::new(),
+            step: (expected / SAMPLE).max(1),
+            seen: 0,
+            row: vec![0; width(options)],
+        }
+    }
+
+    /// Adds pairs of rows. `lacking` are the boundaries that not every command has a time for.
+    pub(crate) fn add(
+        &mut self,
+        pairs: &[(u32, u32)],
+        host: &Recording,
+        target: &Recording,
+        groups: &Groups,
+        clock: &Clock,
+        lacking: &[Boundary],
+    ) {
+        let before = self.joined;
+        for &(h, t) in pairs {
+            let (h, t) = (h as usize, t as usize);
+            let sampled = self.seen.is_multiple_of(self.step);
+            self.seen += 1;
+            if sampled {
+                let (lead, tail) = around(host, h, target, t, clock);
+                self.leads.push(lead);
+                self.tails.push(tail);
+            }
+            let (terms, stages) = match judge(host, h, target, t) {
+                Ok(good) => good,
+                Err(reason) => {
+                    self.aside.count(reason, 1);
+                    continue;
+                }
+            };
+            let offset = || clock.offset(on_the_wire(target, t).0);
+            fill(&mut self.row, &terms, &stages, offset);
+            self.classes.add(groups.key(host, h), &self.row);
+            self.joined += 1;
+            for &b in lacking {
+                if let Some(has) = passes(b, host, h, target, t) {
+                    let place = &mut self.passed[b as usize];
+                    place.0 += 1;
+                    place.1 += u64::from(!has);
+                }
+            }
+            if sampled {
+                let (offset, uncertainty) = offset();
+                self.clocks.push((on_the_wire(target, t).0, offset, uncertainty));
+            }
+        }
+        for &b in Boundary::ALL.iter().filter(|b| !lacking.contains(b)) {
+            self.passed[b as usize].0 += self.joined - before;
+        }
+    }
+
+    /// Adds what another gathered.
+    pub(crate) fn merge(&mut self, other: Pairs) {
+        self.classes.merge(&other.classes);
+        self.joined += other.joined;
+        self.aside = self.aside.with(&other.aside);
+        for (ours, theirs) in self.passed.iter_mut().zip(other.passed) {
+            ours.0 += theirs.0;
+            ours.1 += theirs.1;
+        }
+        self.clocks.extend(other.clocks);
+        self.leads.extend(other.leads);
+        self.tails.extend(other.tails);
+    }
+}

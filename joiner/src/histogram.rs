@@ -1,0 +1,245 @@
+//! Distributions of more values than are to be kept: exact count, sum, least and most, and percentiles within a
+//! stated relative error. What is kept of two samples adds up to what is kept of both.
+//!
+//! Values are counted in buckets that are even on a logarithmic scale but for small ones: each power of two has 512
+//! of them, so that no value is further than a thousandth from the middle of its bucket; below 1 024 every value has
+//! a bucket of its own.
+
+use crate::stats::{Distribution, needed};
+
+/// A percentile is off by at most this share of itself.
+pub(crate) const RELATIVE_ERROR: f64 = 0.001;
+/// Buckets of a power of two, as bits.
+const BITS: u32 = 9;
+/// Values that are kept as they are before buckets are made: a class of few commands needs no more memory than
+/// they take, and its percentiles are exact.
+const PLAIN: usize = 1_024;
+
+/// The sample of one figure.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Histogram {
+    count: u64,
+    sum: i128,
+    least: i64,
+    most: i64,
+    /// All values, until there are too many.
+    plain: Vec<i64>,
+    /// Values in each bucket from the bucket `first` on.
+    counts: Vec<u64>,
+    first: i32,
+}
+
+/// The bucket of a value: those of negative values mirror the others.
+fn bucket(value: i64) -> i32 {
+    let size = value.unsigned_abs();
+    let place = if size < 2 << BITS {
+        size as i32
+    } else {
+        let octave = size.ilog2() - BITS;
+        (octave << BITS) as i32 + (size >> octave) as i32
+    };
+    if value < 0 { -place } else { place }
+}
+
+/// The middle of a bucket.
+fn middle(bucket: i32) -> i64 {
+    let place = bucket.unsigned_abs();
+    let size = if place < 2 << BITS {
+        u64::from(place)
+    } else {
+        let octave = (place >> BITS) - 1;
+        let from = u64::from(place - (octave << BITS)) << octave;
+        from + ((1u64 << octave) - 1) / 2
+    };
+    let size = i64::try_from(size).unwrap_or(i64::MAX);
+    if bucket < 0 { -size } else { size }
+}
+
+impl Histogram {
+    /// Adds a value.
+    pub(crate) fn add(&mut self, value: i64) {
+        self.note(1, i128::from(value), value, value);
+        if self.counts.is_empty() && self.plain.len() < PLAIN {
+            self.plain.push(value);
+        } else {
+            self.spread();
+            self.count_in(bucket(value), 1);
+        }
+    }
+
+    /// Adds what another was given.
+    pub(crate) fn merge(&mut self, other: &Histogram) {
+        if other.count == 0 {
+            return;
+        }
+        self.note(other.count, other.sum, other.least, other.most);
+        if self.counts.is_empty() && other.counts.is_empty() && self.plain.len() + other.plain.len() <= PLAIN
+        {
+            self.plain.extend_from_slice(&other.plain);
+            return;
+        }
+        self.spread();
+        other.plain.iter().for_each(|&value| self.count_in(bucket(value), 1));
+        let counted = (other.first..).zip(&other.counts).filter(|(_, n)| **n > 0);
+        counted.for_each(|(bucket, &n)| self.count_in(bucket, n));
+    }
+
+    fn note(&mut self, count: u64, sum: i128, least: i64, most: i64) {
+        self.least = if self.count == 0 { least } else { self.least.min(least) };
+        self.most = if self.count == 0 { most } else { self.most.max(most) };
+        self.count += count;
+        self.sum += sum;
+    }
+
+    /// Puts the values that are kept as they are into buckets.
+    fn spread(&mut self) {
+        for value in std::mem::take(&mut self.plain) {
+            self.count_in(bucket(value), 1);
+        }
+    }
+
+    fn count_in(&mut self, bucket: i32, n: u64) {
+        let place = i64::from(bucket) - i64::from(self.first);
+        if let Some(count) = usize::try_from(place).ok().and_then(|p| self.counts.get_mut(p)) {
+            *count += n;
+            return;
+        }
+        self.grow(bucket);
+        let place = (bucket - self.first) as usize;
+        self.counts[place] += n;
+    }
+
+    /// Makes room for a bucket, and some beyond it.
+    #[cold]
+    fn grow(&mut self, bucket: i32) {
+        const ROOM: i32 = 1 << BITS;
+        if self.counts.is_empty() {
+            self.first = bucket - ROOM / 2;
+            self.counts = vec![0; ROOM as usize];
+        } else if bucket < self.first {
+            let more = (self.first - bucket + ROOM / 2) as usize;
+            self.counts.splice(0..0, std::iter::repeat_n(0, more));
+            self.first -= more as i32;
+        } else {
+            self.counts.resize((bucket - self.first + ROOM / 2) as usize, 0);
+        }
+    }
+
+    /// Bytes that it holds.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of::<Histogram>() + self.plain.capacity() * 8 + self.counts.capacity() * 8
+    }
+
+    /// Arithmetic mean.
+    pub(crate) fn mean(&self) -> f64 {
+        self.sum as f64 / self.count.max(1) as f64
+    }
+
+    /// Mean and percentiles, by nearest rank as [`Distribution`] has them.
+    pub(crate) fn distribution(&self) -> Distribution {
+        if self.counts.is_empty() {
+            return match &self.plain[..] {
+                [] => Distribution::default(),
+                values => Distribution::of(&mut values.to_vec()),
+            };
+        }
+        let percentile = |p: f64| {
+            if self.count < needed(p) {
+                return None;
+            }
+            let rank = ((p * self.count as f64).ceil() as u64).clamp(1, self.count);
+            let mut below = 0;
+            let at = self.counts.iter().position(|&n| {
+                below += n;
+                below >= rank
+            })?;
+            Some(middle(self.first + at as i32).clamp(self.least, self.most))
+        };
+        Distribution {
+            mean_ns: self.mean(),
+            p50_ns: percentile(0.5),
+            p90_ns: percentile(0.9),
+            p99_ns: percentile(0.99),
+            p999_ns: percentile(0.999),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Histogram, RELATIVE_ERROR, bucket, middle};
+    use crate::stats::Distribution;
+    use proptest::prelude::*;
+
+    fn of(values: &[i64]) -> Histogram {
+        let mut histogram = Histogram::default();
+        values.iter().for_each(|&v| histogram.add(v));
+        histogram
+    }
+
+    fn value() -> impl Strategy<Value = i64> {
+        prop_oneof![
+            -2_000i64..2_000,
+            0i64..10_000_000,
+            -(1i64 << 60)..1 << 60,
+            Just(i64::MAX),
+            Just(i64::MIN + 1)
+        ]
+    }
+
+    fn close(found: Option<i64>, exact: Option<i64>) -> bool {
+        match (found, exact) {
+            (Some(f), Some(e)) => (f as f64 - e as f64).abs() <= (e as f64 * RELATIVE_ERROR).abs() + 0.5,
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
+    fn check(found: Distribution, values: &[i64]) {
+        let exact = Distribution::of(&mut values.to_vec());
+        assert_eq!(found.mean_ns, exact.mean_ns);
+        for (f, e) in [
+            (found.p50_ns, exact.p50_ns),
+            (found.p90_ns, exact.p90_ns),
+            (found.p99_ns, exact.p99_ns),
+            (found.p999_ns, exact.p999_ns),
+        ] {
+            assert!(close(f, e), "{f:?} for {e:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_middle_of_a_bucket_is_in_it_and_near_its_values(v in value()) {
+            let m = middle(bucket(v));
+            prop_assert_eq!(bucket(m), bucket(v));
+            prop_assert!(close(Some(m), Some(v)), "{} for {}", m, v);
+        }
+
+        #[test]
+        fn buckets_are_in_the_order_of_values(a in value(), b in value()) {
+            prop_assert!(a > b || bucket(a) <= bucket(b));
+        }
+
+        #[test]
+        fn parts_add_up_to_the_whole(
+            values in proptest::collection::vec(value(), 1..4_000),
+            cuts in proptest::collection::vec(0usize..4_000, 0..5),
+        ) {
+            check(of(&values).distribution(), &values);
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|c| c.min(values.len())).collect();
+            cuts.extend([0, values.len()]);
+            cuts.sort_unstable();
+            let mut merged = Histogram::default();
+            cuts.windows(2).for_each(|c| merged.merge(&of(&values[c[0]..c[1]])));
+            check(merged.distribution(), &values);
+        }
+    }
+
+    #[test]
+    fn many_values_take_little_memory() {
+        let mut histogram = Histogram::default();
+        (0..1_000_000i64).for_each(|v| histogram.add(1_000 + v * 37 % 1_000_000));
+        assert!(histogram.bytes() < 100_000, "{}", histogram.bytes());
+    }
+}
