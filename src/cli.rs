@@ -48,9 +48,9 @@ pub enum Record {
 pub struct RecordTarget {
     #[command(flatten)]
     pub side: RecordSide,
-    /// What an SPDK target's commands are taken from.
-    #[arg(long, value_enum, default_value_t = SourceKind::Uprobe, conflicts_with = "kernel")]
-    pub source: SourceKind,
+    /// What an SPDK target's commands are taken from [default: uprobe, or what --max-overhead asks for].
+    #[arg(long, value_enum, conflicts_with = "kernel")]
+    pub source: Option<SourceKind>,
     /// RPC socket of the SPDK target, for its tracepoints [default: found].
     #[arg(long, value_name = "SOCKET", conflicts_with = "kernel")]
     pub rpc: Option<PathBuf>,
@@ -90,6 +90,14 @@ pub struct RecordCommon {
     /// How long to record, such as 30s, 500ms or 5m [default: until Ctrl-C, or until CMD ends].
     #[arg(short, long, value_name = "TIME", value_parser = duration)]
     pub duration: Option<Duration>,
+    /// Arm the probes only in windows, such as 50ms/1s for 50 ms of each second; outside of them recording costs
+    /// nothing. The two sides' windows are in step by their wall clocks.
+    #[arg(long, value_name = "LENGTH/EVERY", value_parser = crate::window::Spec::parse)]
+    pub window: Option<crate::window::Spec>,
+    /// Measure what recording costs: arm the probes in one of every two windows, drawn at random, and compare. The
+    /// report shows the cost beside the stages. Windows are 200 ms long where --window does not say.
+    #[arg(long)]
+    pub measure_overhead: bool,
     /// Keep one command in N, the same ones on both sides.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub sample: u32,
@@ -99,6 +107,10 @@ pub struct RecordCommon {
     /// Separate debug file of the SPDK program.
     #[arg(long, value_name = "FILE")]
     pub debug_file: Option<PathBuf>,
+    /// What recording may add to each command on average: a share of the time that a command takes at present, such
+    /// as 2%, or a time, such as 1us. It is kept by the source, else by --window, else the recording is refused.
+    #[arg(long, value_name = "P%|TIME", value_parser = crate::price::Budget::parse)]
+    pub max_overhead: Option<crate::price::Budget>,
     /// A label for the run, such as workload=fio-4k; may be given several times.
     #[arg(long, value_name = "NAME=VALUE", value_parser = label)]
     pub label: Vec<(String, String)>,
@@ -170,6 +182,10 @@ pub struct Report {
     /// Show the parts of each stage too.
     #[arg(long)]
     pub detail: bool,
+    /// How much memory to take at most, about. Runs that do not fit are read part after part, and their percentiles
+    /// are then within 0.1 %.
+    #[arg(long, value_name = "SIZE", default_value = "2GiB", value_parser = memory)]
+    pub memory: u64,
     #[command(flatten)]
     pub format: FormatOption,
 }
@@ -271,8 +287,26 @@ pub enum SchemaOf {
     Compare,
 }
 
+/// An amount of memory with its unit, as bytes.
+fn memory(text: &str) -> Result<u64, String> {
+    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let bytes = match unit.trim_start() {
+        "MiB" | "M" => 1u64 << 20,
+        "GiB" | "G" => 1 << 30,
+        "" => return Err(format!("{text:?} has no unit: write {text}GiB, or MiB")),
+        _ => return Err(format!("{unit:?} is not a unit of memory here: use MiB or GiB")),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("{number:?} is not a number"))?;
+    let bytes = number * bytes as f64;
+    if !(joiner::Bounds::LEAST as f64..=1e18).contains(&bytes) {
+        return Err(format!("must be at least {} MiB", joiner::Bounds::LEAST >> 20));
+    }
+    Ok(bytes as u64)
+}
+
 /// A duration: a number and one of us, ms, s, m, h.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
     let nanos = match unit {
@@ -318,6 +352,18 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn amounts_of_memory_need_a_unit() {
+        assert_eq!(super::memory("2GiB"), Ok(2 << 30));
+        assert_eq!(super::memory("1.5 GiB"), Ok(3 << 29));
+        assert_eq!(super::memory("64M"), Ok(64 << 20));
+        for bad in
+            ["2", "", "GiB", "0GiB", "63MiB", "-1GiB", "1.2.3GiB", "5 acres", "NaNGiB", "9999999999999GiB"]
+        {
+            assert!(super::memory(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -3,8 +3,11 @@
 
 mod cli;
 mod compare;
+mod counting;
 mod demo;
 mod exit;
+mod overhead;
+mod price;
 mod probe;
 mod progress;
 mod record;
@@ -13,6 +16,7 @@ mod report;
 mod schema;
 mod signals;
 mod software;
+mod window;
 mod workload;
 
 use clap::Parser;

@@ -10,7 +10,7 @@ use crate::software::{self, Software, parse_choice};
 use anyhow::{Result, bail};
 use document::{Baseline, ComparisonDocument, Document};
 use run_format::Side;
-use spdk_probes::{Choice, Options};
+use spdk_probes::{Calibration, Choice, Options};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -58,6 +58,8 @@ fn document(side: Side, kernel: bool, common: &ProbeCommon) -> Result<Document> 
         debug_file: common.debug_file.clone(),
         ..Options::default()
     };
+    // Two builds are compared at prices that are the same on every machine.
+    let calibration = common.baseline.is_none().then(|| spdk_probes::calibrate(&options));
     // A program file need not run.
     if let Some(choice) = common.spdk.as_deref()
         && let Choice::Path(program) = parse_choice(choice)?
@@ -67,7 +69,7 @@ fn document(side: Side, kernel: bool, common: &ProbeCommon) -> Result<Document> 
         if let Some(file) = &common.save_layout {
             save_layout(&program, common.debug_file.as_deref(), file)?;
         }
-        return Ok(Document::of_spdk(program.display().to_string(), offer));
+        return Ok(Document::of_spdk(program.display().to_string(), offer, calibration.as_ref()));
     }
     if common.save_layout.is_some() {
         bail!("--save-layout reads a program file: give its path with --spdk PATH");
@@ -80,7 +82,7 @@ fn document(side: Side, kernel: bool, common: &ProbeCommon) -> Result<Document> 
     match software {
         Software::Spdk(process) => {
             let of = format!("process {} ({})", process.pid, process.path.display());
-            Ok(Document::of_spdk(of, spdk_probes::offer(&process, side, &options)?))
+            Ok(Document::of_spdk(of, spdk_probes::offer(&process, side, &options)?, calibration.as_ref()))
         }
         Software::Kernel if common.layout.is_some() || common.debug_file.is_some() => {
             bail!("--layout and --debug-file are for an SPDK program: name it with --spdk")
@@ -88,7 +90,10 @@ fn document(side: Side, kernel: bool, common: &ProbeCommon) -> Result<Document> 
         Software::Kernel if common.baseline.is_some() => {
             bail!("--baseline compares builds of SPDK: name the new one with --spdk")
         }
-        Software::Kernel => Ok(Document::of_kernel(&kernel_probes::survey(side)?)),
+        Software::Kernel => {
+            let calibration = calibration.unwrap_or_else(|| Calibration::none("builds are compared"));
+            Ok(Document::of_kernel(&kernel_probes::survey(side)?, &calibration))
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The progress line of a recording: on a terminal it moves, elsewhere it is silent.
+//! The progress lines of a recording and of reading runs: on a terminal they move, elsewhere they are silent.
 
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use run_format::Counters;
@@ -40,12 +40,39 @@ impl Progress {
     }
 }
 
+/// How far the reading of large runs is.
+#[derive(Debug)]
+pub struct Reading(ProgressBar);
+
+impl Reading {
+    /// A line that shows with the first news.
+    pub fn new() -> Reading {
+        let bar = ProgressBar::new(0);
+        if let Ok(style) = ProgressStyle::with_template("{bar:24} {percent} %, {eta} left, joining") {
+            bar.set_style(style);
+        }
+        Reading(bar)
+    }
+
+    /// Shows that `done` is done `of` the work.
+    pub fn update(&self, done: u64, of: u64) {
+        self.0.set_length(of);
+        self.0.set_position(done);
+    }
+
+    /// Takes the line away.
+    pub fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
 /// "12 345 commands seen, 12 340 recorded, 5 lost".
 pub fn summary(c: &Counters) -> String {
     let mut text = format!("{} commands seen, {} recorded", count(c.seen), count(c.recorded));
     for (commands, what) in [
         (c.unsampled, "left out by sampling"),
         (c.no_start, "ended that had begun before"),
+        (c.cut, "not whole within a window"),
         (c.in_flight, "not over at the end"),
     ] {
         if commands > 0 {

@@ -1,6 +1,7 @@
 //! `fabscope record host|target`: chooses the source, attaches it, and records.
 
 use crate::cli::{Record, RecordCommon, RecordSide, RecordTarget, SourceKind};
+use crate::price::{self, Agreed, Asked, Choice};
 use crate::recorder::{self, Plan};
 use crate::signals::Signals;
 use crate::software::{self, Software};
@@ -9,6 +10,7 @@ use anyhow::{Result, bail};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use run_format::{RunWriter, Side};
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -32,14 +34,42 @@ pub fn run(what: &Record) -> Result<ExitCode> {
     // --force removes anything.
     RunWriter::may_create(output(common, side), common.force)?;
     workload::check(&common.command)?;
-    if let Record::Target(RecordTarget { source, rpc, .. }) = what
-        && *source != SourceKind::Uprobe
-    {
-        let identities = (*source == SourceKind::Hybrid).then(|| spdk_options(common));
-        let options = spdk_probes::TraceOptions { rpc: rpc.clone(), identities };
-        return trace(common, &options, &signals);
+    let (asked, rpc) = match what {
+        Record::Host(_) => (None, None),
+        Record::Target(RecordTarget { source, rpc, .. }) => (*source, rpc.as_deref()),
+    };
+    let software = software::find(side, *kernel, common.spdk.as_deref())?;
+    if let (Software::Kernel, Some(SourceKind::Trace | SourceKind::Hybrid)) = (&software, asked) {
+        bail!(
+            "--source is for SPDK's target, and the kernel's would be recorded: name the program with --spdk"
+        )
     }
-    source(side, common, *kernel, &signals)
+    let options = spdk_options(common);
+    let asked = Asked {
+        side,
+        options: &options,
+        source: asked.map(|kind| match kind {
+            SourceKind::Uprobe => Choice::Hooks,
+            SourceKind::Hybrid => Choice::Hybrid,
+            SourceKind::Trace => Choice::Trace,
+        }),
+        rpc,
+        window: common.window,
+        budget: common.max_overhead,
+    };
+    let agreed = match price::agree(&asked, &software) {
+        Ok(agreed) => Some(agreed),
+        Err(error) if common.max_overhead.is_some() => return Err(error),
+        // What keeps the price from being told keeps the recording from starting, and that says it better.
+        Err(_) => None,
+    };
+    if let Some(agreed) = &agreed
+        && !common.quiet
+    {
+        // The recording begins whether or not somebody reads this.
+        let _ = write!(std::io::stderr(), "{}", agreed.text);
+    }
+    source(side, common, &software, &asked, agreed, &signals)
 }
 
 /// A label that is given twice would silently lose a value.
@@ -55,55 +85,57 @@ fn check_labels(labels: &[(String, String)]) {
 fn check_source(options: &RecordTarget) -> Result<()> {
     let common = &options.side.common;
     match options.source {
-        SourceKind::Uprobe if options.rpc.is_some() => {
+        None | Some(SourceKind::Uprobe) if options.rpc.is_some() && common.max_overhead.is_none() => {
             bail!(
                 "--rpc is for SPDK's tracepoints, and uprobes need none: give --source trace or hybrid with it, or leave it out"
             )
         }
-        SourceKind::Trace if common.sample > 1 => bail!(
+        Some(SourceKind::Trace) if common.sample > 1 => bail!(
             "--sample chooses by the cid, and SPDK's trace ring has none: leave --sample out, or record with --source hybrid or uprobe"
         ),
-        SourceKind::Trace if common.layout.is_some() || common.debug_file.is_some() => bail!(
+        Some(SourceKind::Trace) if common.layout.is_some() || common.debug_file.is_some() => bail!(
             "--layout and --debug-file are for uprobes; SPDK's trace ring needs neither: leave them out"
         ),
         _ => Ok(()),
     }
 }
 
-/// Records an SPDK target by its trace ring.
-fn trace(common: &RecordCommon, options: &spdk_probes::TraceOptions, signals: &Signals) -> Result<ExitCode> {
-    let plan = plan(common, Side::Target);
-    match software::find(Side::Target, false, common.spdk.as_deref())? {
-        Software::Spdk(process) => {
-            recorder::record(spdk_probes::TraceTarget::attach(&process, options)?, &plan, signals)
+/// Attaches what is there and records it. Six sources, one way.
+fn source(
+    side: Side,
+    common: &RecordCommon,
+    software: &Software,
+    asked: &Asked<'_>,
+    agreed: Option<Agreed>,
+    signals: &Signals,
+) -> Result<ExitCode> {
+    let choice = agreed.as_ref().map_or(asked.source.unwrap_or(Choice::Hooks), |agreed| agreed.source);
+    let prices = agreed.as_ref().map(|agreed| agreed.prices.clone());
+    let plan = Plan {
+        window: agreed.as_ref().map_or(common.window, |agreed| agreed.window),
+        price: agreed.map(|agreed| agreed.price),
+        ..plan(common, side)
+    };
+    let options = spdk_probes::Options { prices, ..asked.options.clone() };
+    match (software, side, choice) {
+        (Software::Spdk(process), Side::Host, _) => {
+            recorder::record(spdk_probes::Host::attach(process, &options)?, &plan, signals)
         }
-        Software::Kernel => {
-            bail!(
-                "--source is for SPDK's target, and the kernel's would be recorded: name the program with --spdk"
-            )
+        (Software::Spdk(process), Side::Target, Choice::Hooks) => {
+            recorder::record(spdk_probes::Target::attach(process, &options)?, &plan, signals)
         }
-    }
-}
-
-/// Attaches what is there and records it. Four sources, one way.
-fn source(side: Side, common: &RecordCommon, kernel: bool, signals: &Signals) -> Result<ExitCode> {
-    let plan = plan(common, side);
-    match (software::find(side, kernel, common.spdk.as_deref())?, side) {
-        (Software::Spdk(process), Side::Host) => {
-            let source = spdk_probes::Host::attach(&process, &spdk_options(common))?;
-            recorder::record(source, &plan, signals)
+        (Software::Spdk(process), Side::Target, Choice::Hybrid | Choice::Trace) => {
+            let identities = (choice == Choice::Hybrid).then_some(options);
+            let options = spdk_probes::TraceOptions { rpc: asked.rpc.map(Path::to_owned), identities };
+            recorder::record(spdk_probes::TraceTarget::attach(process, &options)?, &plan, signals)
         }
-        (Software::Spdk(process), Side::Target) => {
-            let source = spdk_probes::Target::attach(&process, &spdk_options(common))?;
-            recorder::record(source, &plan, signals)
-        }
-        (Software::Kernel, _) if common.debug_file.is_some() => bail!(
+        (Software::Kernel, ..) if common.debug_file.is_some() => bail!(
             "--debug-file is for an SPDK program, and the kernel's driver would be recorded: name the program with --spdk, or leave --debug-file out"
         ),
-        (Software::Kernel, Side::Host) => {
+        (Software::Kernel, Side::Host, _) => {
             recorder::record(kernel_probes::Host::attach(&kernel_options(common))?, &plan, signals)
         }
-        (Software::Kernel, Side::Target) => {
+        (Software::Kernel, Side::Target, _) => {
             recorder::record(kernel_probes::Target::attach(&kernel_options(common))?, &plan, signals)
         }
     }
@@ -146,6 +178,9 @@ fn plan(common: &RecordCommon, side: Side) -> Plan<'_> {
         force: common.force,
         duration: common.duration,
         one_in: common.sample,
+        window: common.window,
+        measure_overhead: common.measure_overhead,
+        price: None,
         labels: common.label.iter().cloned().collect(),
         command: &common.command,
         quiet: common.quiet,

@@ -3,9 +3,12 @@
 use crate::exit;
 use crate::progress::{Progress, summary};
 use crate::signals::Signals;
+use crate::window::{Spec, Windowing};
 use crate::workload::Running;
 use anyhow::{Context, Result};
-use run_format::{Counters, Manifest, RunWriter, Source, State, Window, clock_pair, machine, monotonic_now};
+use run_format::{
+    Counters, Manifest, Price, RunWriter, Source, State, Window, Windows, clock_pair, machine, monotonic_now,
+};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
@@ -29,6 +32,12 @@ pub struct Plan<'a> {
     pub duration: Option<Duration>,
     /// One command in this many is kept.
     pub one_in: u32,
+    /// Arms the probes only in windows.
+    pub window: Option<Spec>,
+    /// Measures what recording costs, in windows armed and idle.
+    pub measure_overhead: bool,
+    /// What it was estimated to cost.
+    pub price: Option<Price>,
     /// The user's labels.
     pub labels: BTreeMap<String, String>,
     /// Runs while it lasts, and its end ends it.
@@ -44,6 +53,11 @@ pub struct Plan<'a> {
 /// When the run can not be written or the source can not go on. What was recorded before is kept.
 pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> Result<ExitCode> {
     let start = monotonic_now();
+    // What they are in the end, `begin` tells.
+    let windows = match plan.window {
+        None if plan.measure_overhead => Some(Windows::default()),
+        window => window.map(Spec::describe),
+    };
     let manifest = Manifest {
         format: Manifest::FORMAT.into(),
         side: source.side(),
@@ -56,42 +70,62 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
         detail: "stages".into(),
         one_in: plan.one_in,
         window: Window { start_ns: start, end_ns: start },
-        windows: None,
+        windows,
         overhead: None,
         clocks: vec![clock_pair()],
         counters: Counters::default(),
         workload: None,
-        price: None,
+        price: plan.price.clone(),
         events: Vec::new(),
         labels: plan.labels.clone(),
     };
     let mut writer = RunWriter::create(plan.output, manifest, plan.force)?;
-    let mut running = match plan.command {
-        [] => None,
-        argv => match Running::start(argv, plan.output) {
-            Ok(running) => Some(running),
-            Err(error) => {
-                // There is nothing in the run, and the next try wants its name.
-                drop(writer);
-                let _ = std::fs::remove_dir_all(plan.output);
-                return Err(error);
-            }
-        },
+    let begun = match windows {
+        None => Ok(None),
+        Some(_) => Windowing::begin(plan.window, plan.measure_overhead, &mut source, &mut writer).map(Some),
     };
+    let begun = begun.and_then(|windowing| {
+        let running = match plan.command {
+            [] => None,
+            argv => Some(Running::start(argv, plan.output)?),
+        };
+        Ok((windowing, running))
+    });
+    let (mut windowing, mut running) = match begun {
+        Ok(begun) => begun,
+        Err(error) => {
+            // There is nothing in the run, and the next try wants its name.
+            drop(writer);
+            let _ = std::fs::remove_dir_all(plan.output);
+            return Err(error);
+        }
+    };
+    if windowing.is_some() {
+        let start = monotonic_now();
+        writer.manifest().window = Window { start_ns: start, end_ns: start };
+    }
     writer.manifest().workload = running.as_ref().map(Running::describe);
 
     let progress = Progress::new(plan.duration, plan.quiet);
-    let reason = run_loop(&mut source, &mut writer, running.as_mut(), plan, signals, &progress);
+    let reason =
+        run_loop(&mut source, &mut windowing, &mut writer, running.as_mut(), plan, signals, &progress);
     progress.finish();
 
     // Whatever ended it: stop the probes, take what is in the ring, close the run. The first error is told.
     // The window ends where it stops seeing new commands; taking the probes away takes longer.
+    let ended = windowing.as_mut().map_or(Ok(()), |windowing| windowing.end(&mut source, &mut writer));
     let end = monotonic_now();
-    let stopped = source.stop(&mut writer).context("stop the probes");
-    let counters = source.counters().context("read the counters");
+    let stopped = match &mut windowing {
+        None => source.stop(&mut writer),
+        Some(windowing) => source.stop(&mut windowing.sink(&mut writer)),
+    }
+    .context("stop the probes");
+    let counters = counters(&source, windowing.as_ref());
     let mut code = ExitCode::SUCCESS;
     writer.manifest().counters = counters.as_ref().copied().unwrap_or_default();
     writer.manifest().window.end_ns = end;
+    let overhead = windowing.as_ref().and_then(Windowing::overhead);
+    writer.manifest().overhead.clone_from(&overhead);
     let mut late = Ok(());
     let workload = running
         .map(|mut running| {
@@ -115,6 +149,7 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
     let last = counters.as_ref().copied().unwrap_or_default();
     let closed = writer.close(last, end).context("write the run");
     let reason = reason?;
+    ended?;
     stopped?;
     let counters = counters?;
     late?;
@@ -124,6 +159,9 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
         // The recording is whole whether or not somebody reads this.
         let text = format!("{}: {} ({reason})", plan.output.display(), summary(&counters));
         let _ = writeln!(std::io::stderr(), "{text}");
+        if let Some(overhead) = &overhead {
+            exit::say(&crate::overhead::summary(overhead));
+        }
         if counters.seen == 0 {
             exit::say(
                 "no command began while it recorded: was there I/O, and is this the side and the process that does it?",
@@ -133,9 +171,16 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
     Ok(code)
 }
 
+/// The counters now, as the run has them.
+fn counters<S: Source>(source: &S, windowing: Option<&Windowing>) -> Result<Counters> {
+    let counters = source.counters().context("read the counters")?;
+    Ok(windowing.map_or(counters, |windowing| windowing.counters(counters)))
+}
+
 /// Runs until something ends it, and says what did.
 fn run_loop<S: Source>(
     source: &mut S,
+    windowing: &mut Option<Windowing>,
     writer: &mut RunWriter,
     mut running: Option<&mut Running>,
     plan: &Plan<'_>,
@@ -145,10 +190,17 @@ fn run_loop<S: Source>(
     let started = Instant::now();
     let mut refreshed = started;
     loop {
-        source.poll(POLL, writer).context("take what the probes saw")?;
+        match windowing {
+            None => source.poll(POLL, writer),
+            Some(windowing) => {
+                let rest = windowing.step(source, writer)?;
+                source.poll(rest.min(POLL), &mut windowing.sink(writer))
+            }
+        }
+        .context("take what the probes saw")?;
         if refreshed.elapsed() >= REFRESH {
             refreshed = Instant::now();
-            let counters = source.counters().context("read the counters")?;
+            let counters = counters(source, windowing.as_ref())?;
             let manifest = writer.manifest();
             manifest.counters = counters;
             manifest.window.end_ns = monotonic_now();

@@ -2,8 +2,9 @@
 
 use crate::cli::{By, Format, Report as Options};
 use crate::exit;
+use crate::progress::Reading;
 use anyhow::{Result, bail};
-use joiner::{GroupBy, Input, JoinOptions, Report, ReportOptions};
+use joiner::{Bounds, GroupBy, Input, JoinOptions, Report, ReportOptions};
 use run_format::{Run, Side};
 use std::process::ExitCode;
 
@@ -21,6 +22,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         },
         detail: options.detail,
     };
+    let reading = Reading::new();
+    let how = How {
+        report: how,
+        bounds: Bounds { memory: options.memory, progress: &|done, of| reading.update(done, of) },
+    };
     let report = match &options.second {
         Some(second) => joined(&Run::open(&options.first)?, &Run::open(second)?, &how)?,
         None => match Run::open(&options.first) {
@@ -37,23 +43,27 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             Err(error) => return Err(error.into()),
         },
     };
+    reading.finish();
     print(&report, options.format.format)?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// What to report, within what.
+struct How<'a> {
+    report: ReportOptions,
+    bounds: Bounds<'a>,
+}
+
 /// The report of one side.
-fn alone(run: &Run, how: &ReportOptions) -> Result<Report> {
-    Ok(match run.manifest().side {
-        Side::Host => joiner::host_report(run, how)?,
-        Side::Target => joiner::target_report(run, how)?,
-    })
+fn alone(run: &Run, how: &How<'_>) -> Result<Report> {
+    Ok(joiner::report_alone_within(run, &how.report, &how.bounds)?)
 }
 
 /// The report of a pair, given in either order. Two of the same side are the joiner's to refuse.
-fn joined(first: &Run, second: &Run, how: &ReportOptions) -> Result<Report> {
+fn joined(first: &Run, second: &Run, how: &How<'_>) -> Result<Report> {
     let swapped = first.manifest().side == Side::Target && second.manifest().side == Side::Host;
     let (host, target) = if swapped { (second, first) } else { (first, second) };
-    Ok(joiner::report(&joiner::join(host, target, &JoinOptions::default())?, how)?)
+    Ok(joiner::report_within(host, target, &JoinOptions::default(), &how.report, &how.bounds)?)
 }
 
 /// Prints a report.

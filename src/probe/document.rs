@@ -1,12 +1,13 @@
 //! What `probe` prints for programs, `fabscope-probe/1`, which is also the baseline that a later build is compared
 //! with.
 
+use crate::price::{self, Priced};
 use anyhow::{Context, Result, bail};
 use kernel_probes::{Choice, Survey};
 use run_format::{Boundary, Kind, Lack, Ladder, Rung, Side, Transport};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use spdk_probes::{Build, Comparison, Cost, EventOffer, Offer, SideOffer};
+use spdk_probes::{Build, Calibration, Comparison, Cost, EventOffer, Offer, SideOffer};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -41,8 +42,11 @@ pub struct Document {
     pub boundaries: Vec<Ladder>,
     /// What else is watched.
     pub events: Vec<EventOffer>,
-    /// What the uprobes cost; null where there are none.
+    /// What the uprobes cost, at prices that are the same on every machine; null where there are none.
     pub cost: Option<Cost>,
+    /// What a command costs on this machine; null where only builds are compared.
+    #[serde(default)]
+    pub price: Option<Priced>,
     /// What keeps anything from being recorded.
     pub obstacles: Vec<String>,
     /// The other side, where the program has it.
@@ -53,7 +57,8 @@ pub struct Document {
 
 impl Document {
     /// Of an SPDK program.
-    pub fn of_spdk(of: String, offer: Offer) -> Document {
+    pub fn of_spdk(of: String, offer: Offer, calibration: Option<&Calibration>) -> Document {
+        let price = calibration.map(|calibration| Priced::new(calibration, offer.price(&calibration.prices)));
         let Offer { kernel, here, other_side, build } = offer;
         Document {
             format: FORMAT.into(),
@@ -66,6 +71,7 @@ impl Document {
             boundaries: here.boundaries,
             events: here.events,
             cost: Some(here.cost),
+            price,
             obstacles: here.obstacles,
             other_side,
             build: Some(build),
@@ -73,7 +79,7 @@ impl Document {
     }
 
     /// Of the running kernel.
-    pub fn of_kernel(survey: &Survey) -> Document {
+    pub fn of_kernel(survey: &Survey, calibration: &Calibration) -> Document {
         Document {
             format: FORMAT.into(),
             tool: env!("CARGO_PKG_VERSION").into(),
@@ -85,6 +91,7 @@ impl Document {
             boundaries: survey.boundaries.iter().filter_map(ladder).collect(),
             events: survey.others.iter().map(event).collect(),
             cost: None,
+            price: Some(Priced::new(calibration, price::of_kernel(survey, &calibration.prices))),
             obstacles: survey.obstacles.clone(),
             other_side: None,
             build: None,

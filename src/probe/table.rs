@@ -3,7 +3,7 @@
 use super::document::{Compared, ComparisonDocument, Document};
 use kernel_probes::NOT_LOADED;
 use run_format::{Boundary, Ladder, Rung, Transport};
-use spdk_probes::{BoundaryChange, Build, Change, Cost, Price, Taken, Verdict, Weight};
+use spdk_probes::{BoundaryChange, Build, Change, Cost, PerKind, Price, RedZone, Taken, Verdict, Weight};
 use std::fmt::Write as _;
 
 // Writing into a String can not fail; `let _ =` says so throughout.
@@ -43,6 +43,16 @@ pub fn of_document(document: &Document, detail: bool) -> String {
     if let Some(cost) = &document.cost {
         text.push('\n');
         self::cost(&mut text, cost, detail);
+    }
+    if let Some(price) = document.price.as_ref().filter(|price| price.plan.per_command != PerKind::default())
+    {
+        let _ = write!(text, "\n{}", price.text());
+        if price.red_zone == Some(RedZone::Overwritten) {
+            text.push_str(
+                "a probe on a five-byte nop overwrites what a leaf function keeps below its stack pointer here: it is used only where nothing can be there\n",
+            );
+        }
+        text.push('\n');
     }
     let seen: Vec<&str> =
         document.events.iter().filter(|e| e.why.is_none()).map(|e| e.event.as_str()).collect();

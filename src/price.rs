@@ -1,0 +1,739 @@
+//! What a recording costs the recorded system: told before it begins, and held against `--max-overhead`. It attaches
+//! nothing to the recorded system; how the figures come about, docs/cost.md says.
+
+use crate::software::Software;
+use crate::window::Spec;
+use anyhow::{Result, bail};
+use run_format::{PerKindNs, Price, Side};
+use serde::{Deserialize, Serialize};
+use spdk_probes::{
+    Amount, Calibration, HookClass, Options, PerKind, PlanPrice, Prices, Process, RedZone, ring_price,
+};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+// Writing into a String can not fail; `let _ =` says so throughout.
+
+/// How long the recorded system is watched for a budget that is a share of its commands' time.
+const WATCH: Duration = Duration::from_millis(200);
+/// A saturated SPDK core spends no less than this on a 4 KiB command (measured on a 2.1 GHz core).
+const SPDK_COMMAND_NS: f64 = 2_000.0;
+/// No NVMe/TCP or RDMA command of a kernel's host or target takes less.
+const KERNEL_COMMAND_NS: f64 = 10_000.0;
+/// Probes are in place before and after the window itself: while they come and go, and for the commands at its ends.
+const AROUND: Duration = Duration::from_millis(20);
+/// The shortest window that is chosen, how often windows come where that is enough, and how rarely at most.
+const WINDOW: Duration = Duration::from_millis(50);
+const EVERY: Duration = Duration::from_secs(1);
+const RAREST: Duration = Duration::from_secs(60);
+
+/// What `--max-overhead` says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Budget {
+    /// A share of the time that a command takes at present.
+    Share(f64),
+    /// A time for each command, in nanoseconds.
+    Time(f64),
+}
+
+impl Budget {
+    /// From `2%` or `1us`.
+    pub fn parse(text: &str) -> Result<Budget, String> {
+        let text = text.trim();
+        if let Some(number) = text.strip_suffix('%') {
+            let share = number.trim().parse::<f64>().ok().filter(|p| p.is_finite());
+            return match share {
+                Some(p) if p > 0.0 && p <= 100.0 => Ok(Budget::Share(p / 100.0)),
+                Some(_) => Err(format!("{text} is no budget: more than 0% and at most 100%, such as 2%")),
+                None => Err(format!(
+                    "{number:?} is not a number: write a share such as 2%, or a time such as 1us"
+                )),
+            };
+        }
+        let unit_at = text.find(|c: char| c.is_ascii_alphabetic() || c == 'µ').unwrap_or(text.len());
+        let (number, unit) = text.split_at(unit_at);
+        let nanos = match unit {
+            "ns" => 1.0,
+            "us" | "µs" => 1e3,
+            "ms" => 1e6,
+            "" if number.is_empty() => return Err("write a share such as 2%, or a time such as 1us".into()),
+            "" => {
+                return Err(format!(
+                    "{text:?} has no unit: write {text}% of a command's time, or {text}us, ns or ms for each command"
+                ));
+            }
+            _ => return Err(format!("{unit:?} is no unit of a budget: write %, ns, us or ms")),
+        };
+        let number = number.trim().parse::<f64>().map_err(|_| format!("{number:?} is not a number"))?;
+        let nanos = number * nanos;
+        if !(1.0..=1e9).contains(&nanos) {
+            return Err(format!("{text} is no budget: at least 1ns for each command, and at most 1s"));
+        }
+        Ok(Budget::Time(nanos))
+    }
+}
+
+impl std::fmt::Display for Budget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Budget::Share(share) => write!(f, "{}%", round(share * 100.0)),
+            Budget::Time(nanos) => f.write_str(&time(*nanos)),
+        }
+    }
+}
+
+fn round(number: f64) -> f64 {
+    (number * 1e4).round() / 1e4
+}
+
+/// `0.92 us`, `14 us`, `40 ns`.
+fn time(nanos: f64) -> String {
+    match nanos {
+        n if n < 100.0 => format!("{n:.0} ns"),
+        n if n < 10_000.0 => format!("{:.2} us", n / 1e3),
+        n if n < 1e6 => format!("{:.0} us", n / 1e3),
+        n => format!("{:.1} ms", n / 1e6),
+    }
+}
+
+/// A source of an SPDK target's commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// Uprobes, or the kernel's hooks.
+    Hooks,
+    /// The trace ring with one uprobe.
+    Hybrid,
+    /// The trace ring alone.
+    Trace,
+}
+
+impl Choice {
+    fn name(self) -> &'static str {
+        match self {
+            Choice::Hooks => "the hooks",
+            Choice::Hybrid => "--source hybrid",
+            Choice::Trace => "--source trace",
+        }
+    }
+}
+
+/// What is decided on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Question {
+    /// What one command may cost on average.
+    pub allowed_ns: f64,
+    /// What was asked for, or would be used, and its price.
+    pub planned: (Choice, f64),
+    /// What may be used instead, best first.
+    pub instead: Vec<(Choice, f64)>,
+    /// The windows that were asked for.
+    pub window: Option<Spec>,
+}
+
+/// How the budget is kept.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// As planned.
+    Keep,
+    /// With another source.
+    Source(Choice),
+    /// As planned, in these windows.
+    Window(Spec),
+    /// Not at all, for this reason.
+    Refuse(String),
+}
+
+/// Decides how a budget is kept.
+pub fn decide(question: &Question) -> Decision {
+    let Question { allowed_ns, planned: (choice, price), instead, window } = question;
+    if let Some(spec) = window {
+        let share = armed(*spec);
+        return if share * price <= *allowed_ns {
+            Decision::Keep
+        } else {
+            Decision::Refuse(format!(
+                "{} in windows of {spec} cost {} for each command on average (the probes are in place {:.1}% of the time): make the windows rarer, or leave --window out and it is chosen",
+                choice.name(),
+                time(share * price),
+                share * 100.0
+            ))
+        };
+    }
+    if price <= allowed_ns {
+        return Decision::Keep;
+    }
+    if let Some((source, _)) = instead.iter().find(|(_, price)| price <= allowed_ns) {
+        return Decision::Source(*source);
+    }
+    let share = allowed_ns / price;
+    match windows(share) {
+        Some(spec) => Decision::Window(spec),
+        None => {
+            let others: Vec<String> = instead
+                .iter()
+                .map(|(source, price)| format!(", {} {}", source.name(), time(*price)))
+                .collect();
+            Decision::Refuse(format!(
+                "{} cost {} for each command{}, and windows of {WINDOW:?} would come more rarely than each {RAREST:?}: allow more, or give --window yourself",
+                choice.name(),
+                time(*price),
+                others.concat()
+            ))
+        }
+    }
+}
+
+/// The share of the time in which the probes of such windows are in place.
+fn armed(spec: Spec) -> f64 {
+    ((spec.length + AROUND).as_secs_f64() / spec.every.as_secs_f64()).min(1.0)
+}
+
+/// Windows in which the probes are in place for at most this share of the time.
+fn windows(share: f64) -> Option<Spec> {
+    let length = EVERY.as_secs_f64() * share - AROUND.as_secs_f64();
+    if length >= WINDOW.as_secs_f64() {
+        // Whole milliseconds, less than the budget, and with room for taking the probes away and putting them back.
+        let length = Duration::from_millis((length * 1e3) as u64).min(EVERY - 3 * AROUND);
+        return Some(Spec { length, every: EVERY });
+    }
+    let every = (WINDOW + AROUND).as_secs_f64() / share;
+    if !every.is_finite() || every > RAREST.as_secs_f64() {
+        return None;
+    }
+    Some(Spec { length: WINDOW, every: Duration::from_millis((every * 1e3).ceil() as u64) })
+}
+
+/// The time that a command takes at present, of which a budget is a share.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Base {
+    /// In nanoseconds.
+    pub ns: f64,
+    /// What it is and where it is from.
+    pub what: String,
+}
+
+impl Base {
+    /// Watches what is to be recorded for a moment.
+    fn of(software: &Software, side: Side, rpc: Option<&Path>) -> Base {
+        match software {
+            Software::Spdk(process) => match spdk_probes::load(process, rpc, WATCH) {
+                Ok(load) => Base::of_load(load.per_command_ns(), load.commands),
+                Err(error) => Base::assumed(SPDK_COMMAND_NS, &error.to_string()),
+            },
+            Software::Kernel => {
+                let first = disks();
+                std::thread::sleep(WATCH);
+                Base::of_disks(side, first, disks())
+            }
+        }
+    }
+
+    fn of_load(per_command: Option<f64>, commands: u64) -> Base {
+        match per_command {
+            Some(ns) => Base {
+                ns: ns.max(1.0),
+                what: format!(
+                    "the core time of a command now, {} ({commands} commands in {WATCH:?})",
+                    time(ns)
+                ),
+            },
+            None => Base::assumed(SPDK_COMMAND_NS, &format!("no command came in {WATCH:?}")),
+        }
+    }
+
+    fn of_disks(side: Side, first: Disks, last: Disks) -> Base {
+        let commands = last.commands.saturating_sub(first.commands);
+        let ms = last.ms.saturating_sub(first.ms);
+        if commands == 0 || ms == 0 {
+            return Base::assumed(KERNEL_COMMAND_NS, &format!("too little I/O came in {WATCH:?}"));
+        }
+        let ns = ms as f64 * 1e6 / commands as f64;
+        let of = match side {
+            Side::Host => "the mean latency of a command now",
+            // The drives' own time is less than the command's, so that the budget is never too large.
+            Side::Target => "the mean time of a command in the target's drives now",
+        };
+        Base { ns, what: format!("{of}, {} ({commands} commands in {WATCH:?})", time(ns)) }
+    }
+
+    fn assumed(ns: f64, why: &str) -> Base {
+        Base { ns, what: format!("{} for each command, which few commands are below ({why})", time(ns)) }
+    }
+}
+
+/// What the NVMe block devices have done, from `/sys/block/*/stat`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Disks {
+    commands: u64,
+    ms: u64,
+}
+
+fn disks() -> Disks {
+    let mut sum = Disks::default();
+    for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        // A multipath namespace stands for its paths, which have statistics of their own where they are hidden.
+        let is_nvme = name.starts_with("nvme") && !name.contains('c');
+        if is_nvme && let Ok(text) = fs::read_to_string(entry.path().join("stat")) {
+            let Disks { commands, ms } = of_stat(&text);
+            sum.commands += commands;
+            sum.ms += ms;
+        }
+    }
+    sum
+}
+
+/// The kernel's Documentation/block/stat.rst: the first of four numbers is of I/Os, the fourth of milliseconds, of
+/// reads and then of writes.
+fn of_stat(text: &str) -> Disks {
+    let numbers: Vec<u64> = text.split_whitespace().map_while(|word| word.parse().ok()).collect();
+    let of = |at: usize| numbers.get(at).copied().unwrap_or(0);
+    Disks { commands: of(0).saturating_add(of(4)), ms: of(3).saturating_add(of(7)) }
+}
+
+/// The price of a plan, as programs read it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Priced {
+    /// Why figures of another machine stand for those of this one; null where they were measured.
+    pub not_measured: Option<String>,
+    /// Of the classes that were measured, how long that took.
+    pub took_ms: u64,
+    /// What a probe on a five-byte nop does to what a leaf function keeps on its stack; null where it was not tried.
+    pub red_zone: Option<RedZone>,
+    /// A hit of each class of hook.
+    pub hooks: Vec<Hit>,
+    /// What a command costs, and what it would at the entries of all functions of the table.
+    #[serde(flatten)]
+    pub plan: PlanPrice,
+}
+
+/// The price of a hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hit {
+    /// What the hook is.
+    pub class: HookClass,
+    /// In a tight loop.
+    pub ns: u32,
+    /// With colder caches.
+    pub in_place_ns: u32,
+    /// Whether it was measured on this machine.
+    pub measured: bool,
+}
+
+impl Priced {
+    /// At the prices that were measured.
+    pub fn new(calibration: &Calibration, plan: PlanPrice) -> Priced {
+        let hit = |(class, cost): (HookClass, spdk_probes::HitCost)| Hit {
+            class,
+            ns: cost.ns,
+            in_place_ns: cost.in_place_ns,
+            measured: cost.measured,
+        };
+        Priced {
+            not_measured: calibration.prices.not_measured.clone(),
+            took_ms: u64::try_from(calibration.took.as_millis()).unwrap_or(u64::MAX),
+            red_zone: calibration.red_zone,
+            hooks: calibration.prices.iter().map(hit).collect(),
+            plan,
+        }
+    }
+
+    /// The dearest kind of command's price, which a budget is held against.
+    fn dearest_of_reads_and_writes(plan: &PlanPrice) -> f64 {
+        let PerKind { read, write, .. } = plan.per_command;
+        f64::from(read.in_place_ns.max(write.in_place_ns))
+    }
+
+    /// As a run keeps it.
+    pub fn manifest(&self, budget: Option<String>) -> Price {
+        let of = |each: &PerKind<Amount>| PerKindNs {
+            read_ns: each.read.in_place_ns,
+            write_ns: each.write.in_place_ns,
+            r2t_write_ns: each.r2t_write.in_place_ns,
+        };
+        Price {
+            per_command: of(&self.plan.per_command),
+            naive: of(&self.plan.naive),
+            not_measured: self.not_measured.clone(),
+            budget,
+        }
+    }
+
+    /// For people: the price of a command, and of a naive plan's.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        let line = |text: &mut String, what: &str, each: &PerKind<Amount>| {
+            let kinds = [("read", each.read), ("write", each.write), ("R2T write", each.r2t_write)];
+            let parts: Vec<String> = kinds
+                .iter()
+                .map(|(kind, of)| {
+                    format!("{kind} {} to {} us ({} hits)", micros(of.ns), micros(of.in_place_ns), of.hits)
+                })
+                .collect();
+            let _ = writeln!(text, "{what}: {}", parts.join(", "));
+        };
+        line(&mut text, "a command costs", &self.plan.per_command);
+        if self.plan.naive != PerKind::default() {
+            line(&mut text, "naive placement", &self.plan.naive);
+        }
+        let _ = match &self.not_measured {
+            None => writeln!(text, "measured here in {} ms: {}", self.took_ms, self.classes()),
+            Some(why) => {
+                writeln!(text, "not measured here: {why}; figures of a 2.1 GHz core: {}", self.classes())
+            }
+        };
+        text
+    }
+
+    /// The price of a hit of each class that was measured, or that uprobes are of.
+    fn classes(&self) -> String {
+        let wanted = |hit: &&Hit| match self.not_measured {
+            None => hit.measured,
+            Some(_) => matches!(hit.class, HookClass::Emulated | HookClass::SingleStep),
+        };
+        let each: Vec<String> = self
+            .hooks
+            .iter()
+            .filter(wanted)
+            .map(|hit| format!("{} {} to {} us", hit.class.name(), micros(hit.ns), micros(hit.in_place_ns)))
+            .collect();
+        each.join(", ")
+    }
+}
+
+fn micros(nanos: u32) -> String {
+    format!("{}.{:02}", nanos / 1000, nanos % 1000 / 10)
+}
+
+/// What the kernel's hooks cost: those of the boundaries that are taken, and the one that tells who a command is.
+pub fn of_kernel(survey: &kernel_probes::Survey, prices: &Prices) -> PlanPrice {
+    let mut price = PlanPrice::default();
+    for choice in &survey.boundaries {
+        let Some(way) = choice.chosen.and_then(|at| choice.rungs.get(at)) else { continue };
+        // Hooks of two transports are not hit by one command.
+        if choice.transport.is_some() && choice.transport != survey.transports.first().copied() {
+            continue;
+        }
+        let Some(class) = class_of(way.hook) else { continue };
+        let hits = 1 + u32::from(way.hook.contains(" in "));
+        let asked =
+            choice.boundary.is_some_and(|b| matches!(b.name(), "h_r2t" | "h_data_sent" | "t_r2t" | "t_data"));
+        let each = if asked { 0 } else { hits };
+        let per = PerKind { read: each, write: each, r2t_write: hits };
+        price.add(per, prices.of(class));
+        price.add_naive(per, prices.of(HookClass::Kprobe));
+    }
+    for choice in survey.others.iter().filter(|choice| choice.essential) {
+        let way = choice.chosen.and_then(|at| choice.rungs.get(at));
+        if let Some(class) = way.and_then(|way| class_of(way.hook)) {
+            let once = PerKind { read: 1, write: 1, r2t_write: 1 };
+            price.add(once, prices.of(class));
+            price.add_naive(once, prices.of(HookClass::Kprobe));
+        }
+    }
+    price
+}
+
+/// What a hook of the kernel is; none where another hook's program does it.
+fn class_of(hook: &str) -> Option<HookClass> {
+    match hook.split(' ').next() {
+        Some("tp_btf" | "raw_tp") => Some(HookClass::Tracepoint),
+        Some("fentry" | "fexit") => Some(HookClass::Fentry),
+        Some("kprobe") => Some(HookClass::Kprobe),
+        _ => None,
+    }
+}
+
+/// What is to be recorded, as far as its price goes.
+#[derive(Debug)]
+pub struct Asked<'a> {
+    /// The side.
+    pub side: Side,
+    /// How uprobes would be placed.
+    pub options: &'a Options,
+    /// The source that was asked for; none where it may be chosen.
+    pub source: Option<Choice>,
+    /// The RPC socket that was named.
+    pub rpc: Option<&'a Path>,
+    /// The windows that were asked for.
+    pub window: Option<Spec>,
+    /// What it may cost.
+    pub budget: Option<Budget>,
+}
+
+/// What is recorded in the end.
+#[derive(Debug)]
+pub struct Agreed {
+    /// With what.
+    pub source: Choice,
+    /// In which windows.
+    pub window: Option<Spec>,
+    /// For the manifest.
+    pub price: Price,
+    /// For people.
+    pub text: String,
+    /// What hits cost.
+    pub prices: Prices,
+}
+
+/// The price of a recording before it begins, and how it keeps its budget.
+///
+/// # Errors
+/// When what is to be recorded can not be looked at, or the budget can not be kept, with the figures.
+pub fn agree(asked: &Asked<'_>, software: &Software) -> Result<Agreed> {
+    let planned = asked.source.unwrap_or(Choice::Hooks);
+    // A program's file is read while the child measures on another core.
+    let (calibration, hooks) = std::thread::scope(|scope| {
+        let hooks = scope.spawn(|| Hooks::of(software, asked, planned));
+        let calibration = spdk_probes::calibrate(asked.options);
+        (calibration, hooks.join().unwrap_or_else(|_| bail!("the price of the hooks was not found out")))
+    });
+    let (prices, hooks) = (&calibration.prices, hooks?);
+    let of = |choice: Choice| match choice {
+        Choice::Hooks => hooks.price(prices),
+        Choice::Hybrid => ring_price(asked.side, prices, true),
+        Choice::Trace => ring_price(asked.side, prices, false),
+    };
+    let plan = of(planned);
+    let agreed = |source, window, plan: PlanPrice, said: Option<String>| {
+        let priced = Priced::new(&calibration, plan);
+        let mut text = if plan.per_command == PerKind::default() { String::new() } else { priced.text() };
+        if let Some(said) = &said {
+            let _ = writeln!(text, "--max-overhead {said}");
+        }
+        Agreed { source, window, price: priced.manifest(said), text, prices: prices.clone() }
+    };
+    let Some(budget) = asked.budget else {
+        return Ok(agreed(planned, asked.window, plan, None));
+    };
+    let (allowed_ns, base) = match budget {
+        Budget::Share(share) => {
+            let base = Base::of(software, asked.side, asked.rpc);
+            let allowed = share * base.ns;
+            (allowed, format!(" of {} = {}", base.what, time(allowed)))
+        }
+        Budget::Time(nanos) => (nanos, String::new()),
+    };
+    let mut instead = Vec::new();
+    if let (Software::Spdk(process), Side::Target, None) = (software, asked.side, asked.source)
+        && ring_usable(process, asked.rpc)
+    {
+        for choice in [Choice::Hybrid, Choice::Trace] {
+            // The ring knows no cid, by which a sample is chosen.
+            if choice == Choice::Hybrid || asked.options.one_in == 1 {
+                instead.push((choice, Priced::dearest_of_reads_and_writes(&of(choice))));
+            }
+        }
+    }
+    let question = Question {
+        allowed_ns,
+        planned: (planned, Priced::dearest_of_reads_and_writes(&plan)),
+        instead,
+        window: asked.window,
+    };
+    let (source, window, what) = match decide(&question) {
+        Decision::Keep => (planned, asked.window, "kept as planned".to_owned()),
+        Decision::Source(choice) => (choice, None, format!("kept by {}", choice.name())),
+        Decision::Window(spec) => (planned, Some(spec), format!("kept on average by --window {spec}")),
+        Decision::Refuse(why) => {
+            bail!("--max-overhead {budget}{base} can not be kept: {why}");
+        }
+    };
+    Ok(agreed(source, window, of(source), Some(format!("{budget}{base}: {what}"))))
+}
+
+/// The hooks that a recording would use, before they have a price.
+enum Hooks {
+    /// Not looked at: the plan is the ring.
+    None,
+    Spdk(Box<spdk_probes::Offer>),
+    Kernel(kernel_probes::Survey),
+}
+
+impl Hooks {
+    fn of(software: &Software, asked: &Asked<'_>, planned: Choice) -> Result<Hooks> {
+        Ok(match (software, planned) {
+            (_, Choice::Hybrid | Choice::Trace) => Hooks::None,
+            (Software::Spdk(process), Choice::Hooks) => {
+                Hooks::Spdk(Box::new(spdk_probes::offer(process, asked.side, asked.options)?))
+            }
+            (Software::Kernel, Choice::Hooks) => Hooks::Kernel(kernel_probes::survey(asked.side)?),
+        })
+    }
+
+    fn price(&self, prices: &Prices) -> PlanPrice {
+        match self {
+            Hooks::None => PlanPrice::default(),
+            Hooks::Spdk(offer) => offer.price(prices),
+            Hooks::Kernel(survey) => of_kernel(survey, prices),
+        }
+    }
+}
+
+fn ring_usable(process: &Process, rpc: Option<&Path>) -> bool {
+    spdk_probes::ring_usable(process, rpc).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn budgets_are_shares_or_times() {
+        assert_eq!(Budget::parse("2%"), Ok(Budget::Share(0.02)));
+        assert_eq!(Budget::parse(" 0.5 % "), Ok(Budget::Share(0.005)));
+        assert_eq!(Budget::parse("100%"), Ok(Budget::Share(1.0)));
+        assert_eq!(Budget::parse("1us"), Ok(Budget::Time(1000.0)));
+        assert_eq!(Budget::parse("1.5µs"), Ok(Budget::Time(1500.0)));
+        assert_eq!(Budget::parse("250 ns"), Ok(Budget::Time(250.0)));
+        assert_eq!(Budget::parse("1ms"), Ok(Budget::Time(1e6)));
+        for (bad, said) in [
+            ("0%", "more than 0%"),
+            ("-2%", "more than 0%"),
+            ("300%", "at most 100%"),
+            ("NaN%", "not a number"),
+            ("inf%", "not a number"),
+            ("%", "not a number"),
+            ("two%", "not a number"),
+            ("1", "has no unit"),
+            ("", "a share such as 2%"),
+            ("us", "not a number"),
+            ("0us", "at least 1ns"),
+            ("-1us", "at least 1ns"),
+            ("2s", "no unit of a budget"),
+            ("5 parsecs", "no unit of a budget"),
+            ("1e30us", "no unit of a budget"),
+            ("10000ms", "at most 1s"),
+            ("1.2.3us", "not a number"),
+        ] {
+            let error = Budget::parse(bad).unwrap_err();
+            assert!(error.contains(said), "{bad:?}: {error}");
+        }
+        assert_eq!(Budget::Share(0.02).to_string(), "2%");
+        assert_eq!(Budget::Time(1000.0).to_string(), "1.00 us");
+    }
+
+    fn question(allowed_ns: f64, price: f64) -> Question {
+        Question { allowed_ns, planned: (Choice::Hooks, price), instead: Vec::new(), window: None }
+    }
+
+    #[test]
+    fn the_least_change_that_keeps_the_budget_is_made() {
+        assert_eq!(decide(&question(1000.0, 900.0)), Decision::Keep);
+        let with =
+            |instead: &[(Choice, f64)]| Question { instead: instead.to_vec(), ..question(1000.0, 5000.0) };
+        let ring = [(Choice::Hybrid, 800.0), (Choice::Trace, 300.0)];
+        assert_eq!(decide(&with(&ring)), Decision::Source(Choice::Hybrid));
+        assert_eq!(
+            decide(&with(&[(Choice::Hybrid, 1200.0), (Choice::Trace, 300.0)])),
+            Decision::Source(Choice::Trace)
+        );
+        // A fifth of the time, less what the probes stay around a window.
+        let spec = Spec { length: Duration::from_millis(180), every: Duration::from_secs(1) };
+        assert_eq!(decide(&with(&[(Choice::Trace, 1200.0)])), Decision::Window(spec));
+        let spec = Spec { length: Duration::from_millis(940), every: Duration::from_secs(1) };
+        assert_eq!(decide(&question(4990.0, 5000.0)), Decision::Window(spec));
+        // One part in fifty: rarer, not shorter.
+        let spec = Spec { length: Duration::from_millis(50), every: Duration::from_millis(3500) };
+        assert_eq!(decide(&question(100.0, 5000.0)), Decision::Window(spec));
+        let Decision::Refuse(why) = decide(&Question { instead: ring.to_vec(), ..question(1.0, 5000.0) })
+        else {
+            panic!("it can not be kept");
+        };
+        for text in ["5.00 us", "--source hybrid 0.80 us", "--source trace 0.30 us", "allow more"] {
+            assert!(why.contains(text), "{why}");
+        }
+    }
+
+    #[test]
+    fn windows_that_were_asked_for_are_held_against_the_budget_and_not_changed() {
+        let spec = Spec { length: Duration::from_millis(80), every: Duration::from_secs(1) };
+        let with = |allowed| Question { window: Some(spec), ..question(allowed, 5000.0) };
+        assert_eq!(decide(&with(501.0)), Decision::Keep);
+        let Decision::Refuse(why) = decide(&with(400.0)) else { panic!("it can not be kept") };
+        assert!(why.contains("0.50 us") && why.contains("10.0%") && why.contains("rarer"), "{why}");
+    }
+
+    #[test]
+    fn the_base_says_what_it_is() {
+        let base = Base::of_load(Some(1990.0), 50_000);
+        assert!(base.ns == 1990.0 && base.what.contains("1.99 us (50000 commands in 200ms)"), "{base:?}");
+        let base = Base::of_load(None, 0);
+        assert!(base.ns == SPDK_COMMAND_NS && base.what.contains("no command came"), "{base:?}");
+        let stat = "   10 0 80 7 20 0 160 33 0 5 40 0 0 0 0 0 0";
+        assert_eq!(of_stat(stat), Disks { commands: 30, ms: 40 });
+        assert_eq!(of_stat("x"), Disks::default());
+        let base = Base::of_disks(Side::Host, Disks::default(), of_stat(stat));
+        assert!((base.ns - 4e7 / 30.0).abs() < 1.0 && base.what.contains("mean latency"), "{base:?}");
+        let base = Base::of_disks(Side::Target, of_stat(stat), Disks::default());
+        assert!(base.ns == KERNEL_COMMAND_NS && base.what.contains("too little I/O"), "{base:?}");
+    }
+
+    #[test]
+    fn a_plan_is_told_with_what_it_stands_on() {
+        let calibration = Calibration::none("for a reason");
+        let plan = ring_price(Side::Target, &calibration.prices, true);
+        let priced = Priced::new(&calibration, plan);
+        let text = priced.text();
+        for part in [
+            "a command costs: read 0.83 to 1.46 us (9 hits)",
+            "not measured here: for a reason",
+            "emulated 0.51",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("naive"), "{text}");
+        let price = priced.manifest(Some("2%".into()));
+        assert_eq!((price.per_command.read_ns, price.naive.read_ns), (1460, 0));
+        let again: Priced = serde_json::from_str(&serde_json::to_string(&priced).unwrap()).unwrap();
+        assert_eq!(again, priced);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_decided_keeps_the_budget(
+            allowed in 1.0f64..1e6,
+            price in 1.0f64..1e6,
+            hybrid in 1.0f64..1e5,
+            asked: bool,
+            length in 2u64..900,
+        ) {
+            let every = Duration::from_secs(1);
+            let spec = Spec { length: Duration::from_millis(length), every };
+            let question = Question {
+                allowed_ns: allowed,
+                planned: (Choice::Hooks, price),
+                instead: vec![(Choice::Hybrid, hybrid)],
+                window: asked.then_some(spec),
+            };
+            match decide(&question) {
+                Decision::Keep if asked => prop_assert!(armed(spec) * price <= allowed),
+                Decision::Keep => prop_assert!(price <= allowed),
+                Decision::Source(_) => prop_assert!(hybrid <= allowed && price > allowed),
+                Decision::Window(spec) => {
+                    prop_assert!(armed(spec) * price <= allowed * 1.000_001, "{spec}");
+                    prop_assert!(spec.length >= WINDOW && spec.length < spec.every && spec.every <= RAREST);
+                }
+                Decision::Refuse(_) if asked => prop_assert!(armed(spec) * price > allowed),
+                Decision::Refuse(_) => {
+                    prop_assert!((WINDOW + AROUND).as_secs_f64() * price / allowed > RAREST.as_secs_f64());
+                    prop_assert!(hybrid > allowed);
+                }
+            }
+        }
+
+        #[test]
+        fn any_text_is_a_budget_or_refused(text in ".{0,12}") {
+            if let Ok(budget) = Budget::parse(&text) {
+                match budget {
+                    Budget::Share(share) => prop_assert!(share > 0.0 && share <= 1.0),
+                    Budget::Time(nanos) => prop_assert!((1.0..=1e9).contains(&nanos)),
+                }
+            }
+        }
+    }
+}
