@@ -88,9 +88,10 @@ fn round(number: f64) -> f64 {
     (number * 1e4).round() / 1e4
 }
 
-/// `0.92 us`, `14 us`, `40 ns`.
+/// `0.92 us`, `14 us`, `40 ns`, `0.2 ns`.
 fn time(nanos: f64) -> String {
     match nanos {
+        n if n < 10.0 => format!("{n:.1} ns"),
         n if n < 100.0 => format!("{n:.0} ns"),
         n if n < 10_000.0 => format!("{:.2} us", n / 1e3),
         n if n < 1e6 => format!("{:.0} us", n / 1e3),
@@ -220,7 +221,7 @@ impl Base {
         match software {
             Software::Spdk(process) => match spdk_probes::load(process, rpc, WATCH) {
                 Ok(load) => Base::of_load(load.per_command_ns(), load.commands),
-                Err(error) => Base::assumed(SPDK_COMMAND_NS, &error.to_string()),
+                Err(why) => Base::assumed(SPDK_COMMAND_NS, &why),
             },
             Software::Kernel => {
                 let first = disks();
@@ -637,8 +638,8 @@ mod tests {
         assert_eq!(decide(&with(&[(Choice::Trace, 1200.0)])), Decision::Window(spec));
         let spec = Spec { length: Duration::from_millis(940), every: Duration::from_secs(1) };
         assert_eq!(decide(&question(4990.0, 5000.0)), Decision::Window(spec));
-        // One part in fifty: rarer, not shorter.
-        let spec = Spec { length: Duration::from_millis(50), every: Duration::from_millis(3500) };
+        // One part in fifty: rarer, not shorter; rounded up.
+        let spec = Spec { length: Duration::from_millis(50), every: Duration::from_millis(3501) };
         assert_eq!(decide(&question(100.0, 5000.0)), Decision::Window(spec));
         let Decision::Refuse(why) = decide(&Question { instead: ring.to_vec(), ..question(1.0, 5000.0) })
         else {

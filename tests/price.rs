@@ -70,7 +70,7 @@ fn a_recording_tells_its_price_first_and_keeps_it() -> Result<()> {
     }
     let _turn = support::turn()?;
     let here = tempfile::tempdir()?;
-    let load = Load::running("rw", 4, 8 * SECOND)?;
+    let load = Load::running("mixed", 4, 8 * SECOND)?;
     let pid = load.target.pid();
 
     let run = here.path().join("plain.run");
@@ -105,7 +105,7 @@ fn a_budget_is_kept_by_windows_or_refused_with_its_figures() -> Result<()> {
     }
     let _turn = support::turn()?;
     let here = tempfile::tempdir()?;
-    let load = Load::running("rw", 4, 12 * SECOND)?;
+    let load = Load::running("mixed", 4, 12 * SECOND)?;
     let pid = load.target.pid();
 
     let run = here.path().join("windows.run");
@@ -119,7 +119,7 @@ fn a_budget_is_kept_by_windows_or_refused_with_its_figures() -> Result<()> {
     // Nothing is begun that can not be kept.
     let run = here.path().join("refused.run");
     record(pid, &run, &["-d", "1s", "--max-overhead", "1ns"])?
-        .expect(1, &["--max-overhead 1 ns can not be kept: the hooks cost", "allow more"])?;
+        .expect(1, &["--max-overhead 1.0 ns can not be kept: the hooks cost", "allow more"])?;
     ensure!(!run.exists());
     let often = ["-d", "1s", "--max-overhead", "1ns", "--window", "400ms/1s"];
     record(pid, &run, &often)?.expect(1, &["can not be kept", "in windows of 400ms/1s cost", "rarer"])?;

@@ -37,8 +37,8 @@ impl Load {
 /// Watches a process for a while.
 ///
 /// # Errors
-/// When none of its RPC sockets answers, or it says nothing of its commands.
-pub fn load(process: &Process, named: Option<&Path>, over: Duration) -> Result<Load, Error> {
+/// Why nothing can be said: none of its RPC sockets answers, or it tells nothing of its commands.
+pub fn load(process: &Process, named: Option<&Path>, over: Duration) -> Result<Load, String> {
     let candidates = named.map_or_else(|| rpc::candidates(process.pid), |path| vec![path.to_owned()]);
     let mut tried = Vec::new();
     for path in &candidates {
@@ -52,7 +52,7 @@ pub fn load(process: &Process, named: Option<&Path>, over: Duration) -> Result<L
     if tried.is_empty() {
         tried.push("no RPC socket was found".to_owned());
     }
-    Err(Error::TraceRpc { pid: process.pid, why: tried.join("; ") })
+    Err(tried.join("; "))
 }
 
 fn watch(rpc: &Rpc, over: Duration) -> Result<Option<Load>, RpcError> {
