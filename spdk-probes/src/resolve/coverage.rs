@@ -476,7 +476,12 @@ impl Binary {
                 let Ok(word) = <[u8; 4]>::try_from(word) else { continue };
                 let at = code.vaddr.wrapping_add(index as u64);
                 let to = at.wrapping_add(4).wrapping_add_signed(i64::from(i32::from_le_bytes(word)));
-                if to == target {
+                // Zeros right before a function are the end of the padding there, unless they are a call's.
+                let padding = || {
+                    let before = index.checked_sub(1).and_then(|before| code.bytes.get(before));
+                    word == [0; 4] && !matches!(before, Some(0xe8 | 0xe9))
+                };
+                if to == target && !padding() {
                     found.push(at);
                 }
             }
