@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use run_format::{
     Boundary, Cid, Command, Counters, Endpoint, Error, Kind, Machine, Manifest, Nanos, Queue, QueueId, Run,
-    RunWriter, Side, Sink, Software, State, Window,
+    RunWriter, Side, Sink, Software, State, Window, Windows,
 };
 use std::fs;
 use std::path::Path;
@@ -343,4 +343,60 @@ fn force_replaces_what_is_in_a_run_and_keeps_the_directory() {
 fn losses_beyond_any_count_are_added_up() {
     let lost = run_format::Lost { ring_full: u64::MAX, map_full: u64::MAX, ..Default::default() };
     assert_eq!(lost.total(), u64::MAX);
+}
+
+/// A windowed run with two slices, and one that was never over.
+fn windowed(directory: &Path) {
+    let windows = Some(Windows { length_ns: 10, every_ns: 100, ..Windows::default() });
+    let window = Window { start_ns: Nanos(50), end_ns: Nanos(400) };
+    let manifest = Manifest { windows, window, ..manifest(Side::Host) };
+    let mut writer = RunWriter::create(directory, manifest, false).unwrap();
+    for (start, end) in [(100, 110), (200, 210), (300, 300)] {
+        writer.slice(Window { start_ns: Nanos(start), end_ns: Nanos(end) }).unwrap();
+    }
+    writer.close(Counters::default(), Nanos(400)).unwrap();
+}
+
+#[test]
+fn slices_come_back_and_are_counted_in_the_manifest() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.run");
+    windowed(&path);
+    let run = Run::open(&path).unwrap();
+    let slices = run.slices().unwrap().unwrap();
+    assert_eq!(slices.iter().map(|s| (s.start_ns.0, s.end_ns.0)).collect::<Vec<_>>(), [(100, 110), (200, 210)]);
+    let windows = run.manifest().windows.unwrap();
+    assert_eq!((windows.slices, windows.armed_ns), (2, 20));
+    // A run that was recorded throughout has none, whatever lies there.
+    let plain = folder.path().join("b.run");
+    write(&plain, 1);
+    fs::write(plain.join("slices.csv"), "nonsense").unwrap();
+    assert!(Run::open(&plain).unwrap().slices().unwrap().is_none());
+}
+
+#[test]
+fn slices_that_no_recorder_wrote_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.run");
+    windowed(&path);
+    let list = path.join("slices.csv");
+    let whole = fs::read_to_string(&list).unwrap();
+    let refused = |text: &str| {
+        fs::write(&list, text).unwrap();
+        match Run::open(&path).unwrap().slices() {
+            Err(Error::Slices { line, .. }) => line,
+            other => panic!("{text:?}: {other:?}"),
+        }
+    };
+    assert_eq!(refused(&format!("{whole}40,45,0\n")), 4, "before the one above it");
+    assert_eq!(refused("start_ns,end_ns,realtime_ns\n40,45,0\n"), 2, "before the recording");
+    assert_eq!(refused(&format!("{whole}390,401,0\n")), 4, "after a recording that was closed");
+    assert_eq!(refused("a,b\n"), 1);
+    // Cut off in the middle of a line: the line was never written.
+    fs::write(&list, &whole[..whole.len() - 3]).unwrap();
+    assert_eq!(Run::open(&path).unwrap().slices().unwrap().unwrap().len(), 1);
+    fs::remove_file(&list).unwrap();
+    assert!(matches!(Run::open(&path).unwrap().slices(), Err(Error::Slices { line: 0, .. })));
+    fs::create_dir(&list).unwrap();
+    assert!(Run::open(&path).unwrap().slices().is_err());
 }
