@@ -589,10 +589,10 @@ BOTH(setup_response, nvmet_setup_response_pdu, on_setup_response(cmd), struct nv
 #define BIOS_OF_REQUEST 32
 #define CHAINED_BIOS 8
 
-static __always_inline struct in_flight *command_of(struct bio *bio)
+static __always_inline struct in_flight *command_of(struct bio *bio, const bool direct)
 {
-	__u64 ends = (__u64)bio->bi_end_io;
-	void *private = bio->bi_private;
+	__u64 ends = (__u64)READ(bio, bi_end_io);
+	void *private = READ(bio, bi_private);
 
 	for (int i = 0; i < CHAINED_BIOS; i++) {
 		if (ends == end_of_command_bio)
@@ -606,17 +606,17 @@ static __always_inline struct in_flight *command_of(struct bio *bio)
 	return 0;
 }
 
-static __always_inline int on_request(struct request *rq, bool issue)
+static __always_inline int on_request(struct request *rq, bool issue, const bool direct)
 {
 	struct bio *bio;
 	__u64 now = 0;
 
 	if (!end_of_command_bio || !end_of_chained_bio)
 		return 0;
-	bio = rq->bio;
+	bio = READ(rq, bio);
 	/* The block layer merges the bios of several commands into one request, too. */
 	for (int i = 0; i < BIOS_OF_REQUEST && bio; i++) {
-		struct in_flight *command = command_of(bio);
+		struct in_flight *command = command_of(bio, direct);
 
 		if (command) {
 			now = now ? now : bpf_ktime_get_ns();
@@ -625,7 +625,7 @@ static __always_inline int on_request(struct request *rq, bool issue)
 			else if (!command->drive_since)
 				command->drive_since = now;
 		}
-		bio = bio->bi_next;
+		bio = READ(bio, bi_next);
 	}
 	return 0;
 }
@@ -633,13 +633,20 @@ static __always_inline int on_request(struct request *rq, bool issue)
 SEC("tp_btf/block_rq_issue")
 int BPF_PROG(issue_tp, struct request *rq)
 {
-	return on_request(rq, true);
+	return on_request(rq, true, true);
+}
+
+/* The function that fires that event as its first. */
+SEC("kprobe/blk_mq_start_request")
+int BPF_KPROBE(issue_kprobe, struct request *rq)
+{
+	return on_request(rq, true, false);
 }
 
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(issued_tp, struct request *rq)
 {
-	return on_request(rq, false);
+	return on_request(rq, false, true);
 }
 
 /* A queue is gone with all that its commands waited for. */

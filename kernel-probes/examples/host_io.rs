@@ -216,7 +216,7 @@ fn read_for(device: &File, threads: u64, time: Duration) -> Result<()> {
     })
 }
 
-/// Prints how many reads were timed, and their median and mean in ns; the first sixteenth only warms up.
+/// Prints how many reads were timed, and their first decile, median and mean in ns; the first sixteenth only warms up.
 fn time_reads(device: &File, reads: usize) -> Result<()> {
     let mut page = Pages::new(4096)?;
     let mut took = Vec::with_capacity(reads);
@@ -229,7 +229,9 @@ fn time_reads(device: &File, reads: usize) -> Result<()> {
         }
     }
     took.sort_unstable();
-    let median = took.get(took.len() / 2).context("no reads")?;
-    println!("took\t{}\t{median}\t{}", took.len(), took.iter().sum::<u128>() / took.len() as u128);
+    let (decile, median) = (took.get(took.len() / 10), took.get(took.len() / 2));
+    let (decile, median) = (decile.context("no reads")?, median.context("no reads")?);
+    let mean = took.iter().sum::<u128>() / took.len() as u128;
+    println!("took\t{}\t{decile}\t{median}\t{mean}", took.len());
     Ok(())
 }

@@ -263,7 +263,7 @@ fn way(facts: &Facts, refused: &BTreeMap<&'static str, String>, rung: &Rung) -> 
 fn prefer_kprobes(rungs: &[Rung], ways: &mut [Way]) {
     let kprobe = |program: &Program| matches!(program.attach, Attach::Kprobe(_));
     let whole = rungs.iter().zip(ways.iter()).position(|(rung, way)| {
-        let kprobes = !rung.programs.is_empty() && rung.programs.iter().all(kprobe);
+        let kprobes = rung.programs.iter().any(kprobe);
         kprobes && way.measured && way.obstacle.is_none()
     });
     for way in &mut ways[..whole.unwrap_or(0)] {

@@ -139,7 +139,8 @@ impl Ladder {
     /// interrupt is left out: a kprobe that an interrupt hits inside another is skipped.
     pub(crate) const fn in_tasks(&self) -> bool {
         match self.point {
-            Point::Identity | Point::Disconnect => true,
+            // Of the drive the beginning, which is what has the more to do.
+            Point::Identity | Point::Disconnect | Point::Drive => true,
             Point::Boundary(boundary) => match boundary {
                 Boundary::HQueued
                 | Boundary::HDriver

@@ -223,10 +223,16 @@ pub(super) const TARGET: &[Ladder] = &[
         essential: false,
         what: "the drive's own time",
         without: "storage is not split into the target's block layer and the drive",
-        rungs: &[rung(
-            "tp_btf block_rq_issue, tp_btf block_rq_complete",
-            &[tp("issue_tp", "block_rq_issue"), tp("issued_tp", "block_rq_complete")],
-        )],
+        rungs: &[
+            rung(
+                "tp_btf block_rq_issue, tp_btf block_rq_complete",
+                &[tp("issue_tp", "block_rq_issue"), tp("issued_tp", "block_rq_complete")],
+            ),
+            rung(
+                "kprobe blk_mq_start_request, tp_btf block_rq_complete",
+                &[kprobe("issue_kprobe", "blk_mq_start_request"), tp("issued_tp", "block_rq_complete")],
+            ),
+        ],
     },
     Ladder {
         point: Point::Connect,
