@@ -33,6 +33,10 @@ fn probe_tells_what_was_measured_and_what_it_comes_to() -> Result<()> {
     let said = fabscope(["probe", "target", "--spdk", &program, "--format", "json"])?.expect(0, &[])?;
     let document: Value = serde_json::from_str(&said.stdout)?;
     let price = &document["price"];
+    if price["not_measured"] == "the machine is too busy" {
+        support::skipped("the machine is too busy to measure what hooks cost");
+        return Ok(());
+    }
     ensure!(price["not_measured"].is_null() && price["took_ms"].as_u64() < Some(2000), "{price}");
     let hooks = price["hooks"].as_array().context("hooks")?;
     let of = |class: &str, figure: &str| -> Result<u64> {
@@ -76,7 +80,8 @@ fn a_recording_tells_its_price_first_and_keeps_it() -> Result<()> {
     let run = here.path().join("plain.run");
     record(pid, &run, &["-d", "300ms"])?.expect(0, &["a command costs: read ", "naive placement: "])?;
     let price = Run::open(&run)?.manifest().price.clone().context("no price")?;
-    ensure!(price.not_measured.is_none() && price.budget.is_none(), "{price:?}");
+    let told = price.not_measured.as_deref().is_none_or(|why| why == "the machine is too busy");
+    ensure!(told && price.budget.is_none(), "{price:?}");
     ensure!(price.per_command.read_ns > 0 && price.naive.read_ns > 0, "{price:?}");
     // Every hook's own figure is one that was measured, not one of the table.
     let manifest = Run::open(&run)?.manifest().clone();
@@ -127,7 +132,7 @@ fn a_budget_is_kept_by_windows_or_refused_with_its_figures() -> Result<()> {
 
     // A share needs to know of what. The stand-in does not tell.
     record(pid, &run, &["-d", "1s", "--max-overhead", "0.01%"])?
-        .expect(1, &["0.01% of 2.00 us for each command, which few commands are below", "no RPC socket"])?;
+        .expect(1, &["0.01% of 2.00 us for each command, which few commands are below", "can not be kept"])?;
 
     load.unharmed()?;
     Ok(())
