@@ -140,6 +140,10 @@ impl Fake {
         process::find(run_format::Side::Target, &Choice::Pid(self.child.id())).unwrap()
     }
 
+    pub(super) fn process_number(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(super) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 use super::switch::Masks;
 
+/// What their names begin with.
+const NAME: &str = "fabscope-tracepoints";
 /// Where notes are.
 const FOLDER: &str = "/dev/shm";
 /// The most of a note that is read, in bytes.
@@ -21,6 +23,8 @@ const LONGEST: u64 = 1 << 16;
 pub(super) struct Note {
     path: PathBuf,
     file: File,
+    pid: u32,
+    started: u64,
 }
 
 impl Note {
@@ -32,7 +36,7 @@ impl Note {
 
     fn leave_in(folder: &Path, pid: u32) -> (Option<Note>, Masks) {
         let Some(started) = started(pid) else { return (None, Masks::new()) };
-        let about = format!("fabscope-tracepoints.{pid}.{started}.");
+        let about = format!("{NAME}.{pid}.{started}.");
         let left = killed(folder, &about);
         let mut options = OpenOptions::new();
         // Who finds the name taken is not to be led elsewhere.
@@ -42,7 +46,7 @@ impl Note {
             let path = folder.join(format!("{about}{own}.{n}"));
             let file = options.open(&path).ok()?;
             file.try_lock().ok()?;
-            Some(Note { path, file })
+            Some(Note { path, file, pid, started })
         });
         (note, left)
     }
@@ -57,26 +61,47 @@ impl Note {
         });
     }
 
+    /// Whether the process has ended, and its tracepoints with it.
+    pub(super) fn is_over(&self) -> bool {
+        started(self.pid) != Some(self.started)
+    }
+
     /// Nothing is left on.
     pub(super) fn remove(self) {
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// When a process started, in ticks after the machine's start (proc_pid_stat(5), field 22).
+/// When a process that has not ended started, in ticks after the machine's start (proc_pid_stat(5), fields 3 and 22).
 fn started(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The program's name, in parentheses, may hold anything.
     let (_, behind) = stat.rsplit_once(')')?;
+    let behind = behind.trim_start();
+    if behind.starts_with(['Z', 'X']) {
+        return None;
+    }
     behind.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Takes the notes away that nobody holds, and returns what they say.
+/// Whether a note's name is about a process that has ended.
+fn is_of_ended(name: &str) -> bool {
+    let mut parts = name.strip_prefix(NAME).unwrap_or_default().split('.').skip(1);
+    let mut number = || parts.next()?.parse::<u64>().ok();
+    let (Some(pid), Some(since)) = (number(), number()) else { return false };
+    u32::try_from(pid).is_ok_and(|pid| started(pid) != Some(since))
+}
+
+/// Takes the notes away that nobody holds, and returns what those about a process say.
 fn killed(folder: &Path, about: &str) -> Masks {
     let mut left = Masks::new();
     let names =
         std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.file_name()));
-    for name in names.filter(|name| name.to_str().is_some_and(|name| name.starts_with(about))) {
+    for name in names.filter_map(|name| name.into_string().ok()) {
+        let ended = is_of_ended(&name);
+        if !ended && !name.starts_with(about) {
+            continue;
+        }
         let path = folder.join(name);
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
@@ -92,7 +117,7 @@ fn killed(folder: &Path, about: &str) -> Masks {
         }
         let mut text = Vec::new();
         let read = (&file).take(LONGEST).read_to_end(&mut text);
-        if let (Ok(_), Ok(masks)) = (read, serde_json::from_slice::<Masks>(&text)) {
+        if !ended && let (Ok(_), Ok(masks)) = (read, serde_json::from_slice::<Masks>(&text)) {
             for (group, bits) in masks {
                 *left.entry(group).or_insert(0) |= bits;
             }
@@ -137,7 +162,8 @@ mod tests {
         let (fourth, left) = Note::leave_in(folder.path(), pid);
         assert_eq!(left, Masks::new());
         fourth.unwrap().remove();
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+        // What is about a process that has ended goes too; the link was nobody's.
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]

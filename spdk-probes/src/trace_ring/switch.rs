@@ -122,10 +122,8 @@ impl Switch {
     /// Switches off what was switched on, for good.
     pub(super) fn off(&mut self) -> Result<(), RpcError> {
         let done = self.rest();
-        // One that failed is for the next recording.
-        if done.is_ok()
-            && let Some(note) = self.note.take()
-        {
+        // One that failed is for the next recording, if the process lives on.
+        if let Some(note) = self.note.take_if(|note| done.is_ok() || note.is_over()) {
             note.remove();
         }
         done
