@@ -75,8 +75,10 @@ fn both_sides_tell_the_same(host: &Path, target: &Path, least: u64) -> Result<Pa
     Ok(pair)
 }
 
-/// Every command has a time for each boundary that it passed, and each time is the moment itself.
+/// Every command has a time for each boundary that it passed, but for those that the kernel says it skipped hits of,
+/// and each time is the moment itself.
 fn each_boundary_was_taken(run: &Run) -> Result<()> {
+    let mut incomplete: BTreeMap<usize, String> = BTreeMap::new();
     let rows = Rows::read(run)?;
     let (queues, side) = (run.queues()?, run.manifest().side);
     let (queue, r2ts, flags) = (rows.full("queue")?, rows.full("r2ts")?, rows.full("flags")?);
@@ -91,14 +93,15 @@ fn each_boundary_was_taken(run: &Run) -> Result<()> {
             let passed = !of_data || r2ts[row] > 0 && (over, side) != (Wire::Rdma, Side::Host);
             // One that a reset cut off passed some of them.
             let cut = flags[row] & CANCELED != 0;
-            ensure!(
-                cut || times[row].is_some() == passed,
-                "{boundary} is {:?} for a command over {over:?} of opcode {:?}, {:?} bytes and {} R2Ts",
-                times[row],
-                rows.full("opcode")?[row],
-                rows.full("bytes")?[row],
-                r2ts[row]
-            );
+            if !cut && times[row].is_some() != passed {
+                incomplete.entry(row).or_default().push_str(&format!(
+                    "{boundary} is {:?} for a command over {over:?} of opcode {:?}, {:?} bytes and {} R2Ts; ",
+                    times[row],
+                    rows.full("opcode")?[row],
+                    rows.full("bytes")?[row],
+                    r2ts[row]
+                ));
+            }
             passed_by.extend(passed.then_some(over.name()));
         }
         for over in passed_by {
@@ -107,6 +110,8 @@ fn each_boundary_was_taken(run: &Run) -> Result<()> {
             ensure!(hook.is_some_and(|hook| hook.hook.is_some() && hook.measured), "{boundary}: {hook:?}");
         }
     }
+    let missed = support::missed(run);
+    ensure!(incomplete.len() <= missed, "{missed} hits missed, not {incomplete:#?}");
     Ok(())
 }
 
@@ -317,9 +322,15 @@ fn rows_of(run: &Run, rows: &Rows) -> Result<BTreeMap<String, Vec<usize>>> {
 }
 
 /// Each job did what it was told to do, and its commands went the way that they had to.
-fn each_command_is_there(pair: &Pair, host: &Path, transport: Transport, loaded: &[Loaded]) -> Result<()> {
+fn each_command_is_there(
+    pair: &Pair,
+    runs: [&Path; 2],
+    transport: Transport,
+    loaded: &[Loaded],
+) -> Result<()> {
     let wire = wire(transport);
-    let run = Run::open(host)?;
+    let [run, target] = [Run::open(runs[0])?, Run::open(runs[1])?];
+    let [missed, target_missed] = [&run, &target].map(|run| support::missed(run) as u64);
     let of = rows_of(&run, &pair.host)?;
     let column = |name| pair.host.full(name);
     let (opcode, bytes, status) = (column("opcode")?, column("bytes")?, column("status")?);
@@ -327,7 +338,7 @@ fn each_command_is_there(pair: &Pair, host: &Path, transport: Transport, loaded:
         pair.joined.pairs().iter().map(|p| (p.host_row as usize, p.target_row as usize)).collect();
     let r2ts = pair.target.full("r2ts")?;
     let (submit, done, drive) =
-        (pair.target.full("t_submit")?, pair.target.full("t_done")?, pair.target.column("t_drive")?);
+        (pair.target.column("t_submit")?, pair.target.column("t_done")?, pair.target.column("t_drive")?);
     for Loaded { name, block, jobs, drive: has_drive } in loaded {
         let rows = of.get(name).with_context(|| format!("nothing of {name} ({block}) was recorded"))?;
         let count = |of: i64| rows.iter().filter(|&&row| opcode[row] == of).count() as u64;
@@ -340,7 +351,7 @@ fn each_command_is_there(pair: &Pair, host: &Path, transport: Transport, loaded:
             // fio may flush once more at a job's end, and read a little before it begins.
             let most = if matches!(opcode, FLUSH | READ) { expected + 40 } else { expected };
             ensure!(
-                (expected..=most).contains(&count(opcode)),
+                (expected.saturating_sub(missed)..=most).contains(&count(opcode)),
                 "{name} ({block}): {} {what}, not {expected}",
                 count(opcode)
             );
@@ -352,8 +363,13 @@ fn each_command_is_there(pair: &Pair, host: &Path, transport: Transport, loaded:
             let asked = opcode[row] == WRITE && bytes[row] > in_capsule(wire);
             ensure!((r2ts[t] > 0) == asked, "{name}: {} R2Ts for {} bytes", r2ts[t], bytes[row]);
             if let Some(drive) = drive[t] {
-                let storage = done[t] - submit[t];
-                ensure!((1..=storage).contains(&drive), "{name}: drive {drive} ns of storage's {storage} ns");
+                if let (Some(submit), Some(done)) = (submit[t], done[t]) {
+                    let storage = done - submit;
+                    ensure!(
+                        (1..=storage).contains(&drive),
+                        "{name}: drive {drive} ns of storage's {storage} ns"
+                    );
+                }
                 with_drive += u64::from(matches!(opcode[row], READ | WRITE));
             }
         }
@@ -362,7 +378,7 @@ fn each_command_is_there(pair: &Pair, host: &Path, transport: Transport, loaded:
             let all = if *has_drive { count(READ) + count(WRITE) } else { 0 };
             // Those that were not joined were not looked at.
             ensure!(
-                (all.saturating_sub(2)..=all).contains(&with_drive),
+                (all.saturating_sub(2 + missed + target_missed)..=all).contains(&with_drive),
                 "{name}: {with_drive} of {all} drives"
             );
         }
@@ -444,8 +460,14 @@ fn everything_is_recorded(kernel: Kernel) -> Result<()> {
         let least =
             loaded.iter().map(|l| l.jobs.reads + l.jobs.writes + l.jobs.flushes + l.jobs.discards).sum();
         let pair = both_sides_tell_the_same(&host, &target, least)?;
-        pair.none_wrong_by_order()?;
-        each_command_is_there(&pair, &host, transport, &loaded)?;
+        // By order only where no command lacks on a side, and none has no time.
+        let missed = support::missed(&Run::open(&host)?) + support::missed(&Run::open(&target)?);
+        if missed == 0 {
+            pair.none_wrong_by_order()?;
+        } else {
+            eprintln!("{missed} hits were missed: pairs are not held against the order of capsules");
+        }
+        each_command_is_there(&pair, [&host, &target], transport, &loaded)?;
         both_queues_were_used(&pair, &host, &controller.name)?;
         let classes = by_device(&host, &target)?;
         for Loaded { name, .. } in &loaded {
