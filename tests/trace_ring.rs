@@ -38,6 +38,18 @@ fn switched_on(target: &Target) -> Result<HashMap<String, String>> {
     Ok(groups.collect())
 }
 
+/// Fails unless the tracepoints of a recording within this machine are on, and no others: NEW, AWAIT_R2T_ACK,
+/// RDY_TO_EXECUTE, EXECUTED and the rare DISCONNECT of nvmf_tcp, START and DONE of bdev.
+fn only_the_needed_are_on(target: &Target) -> Result<()> {
+    let on = switched_on(target)?;
+    let tcp = on.get("nvmf_tcp").and_then(|mask| u64::from_str_radix(mask.trim_start_matches("0x"), 16).ok());
+    let tcp = tcp.with_context(|| format!("{on:?}"))?;
+    // As 24.09 and later number them; the mask is that of `spdk_trace`'s groups.
+    ensure!(tcp & 0x1_2241 == 0x1_0241 && tcp.count_ones() == 5, "{on:?}");
+    ensure!(on.len() == 2 && on.get("bdev").is_some_and(|mask| mask == "0x3"), "{on:?}");
+    Ok(())
+}
+
 /// Joins by order. The addresses of a sequential load are the truth that the joiner does not need.
 fn join(host: &Path, target: &Path) -> Result<Pair> {
     let (host, target) = (Run::open(host)?, Run::open(target)?);
@@ -109,7 +121,7 @@ fn holds(build: &Path, target: &Target, load: &[&str], folder: &Path) -> Result<
         Recording::start("target", target.pid, &run, &["--source", source])
     };
     let ring = record("trace")?;
-    ensure!(switched_on(target)?.len() == 3, "{:?}", switched_on(target)?);
+    only_the_needed_are_on(target)?;
     let (hybrid, uprobes) = (record("hybrid")?, record("uprobe")?);
     let mut arguments = vec!["-t", "60"];
     arguments.extend(load);
@@ -238,14 +250,15 @@ fn a_stripped_target_is_recorded_and_a_killed_recorder_does_no_harm() -> Result<
     recording.process().signal(Signal::SIGKILL)?;
     recording.process().wait(10 * SECOND)?;
     // Nobody was left to switch them off.
-    let left = switched_on(&target)?;
-    ensure!(left.len() == 3, "{left:?}");
-    // The next one finds them on, records, and leaves them as it found them.
+    only_the_needed_are_on(&target)?;
+    // The next one finds that, records, and switches off with its own what the killed one had switched on.
     let run = here.path().join("next.run");
     let recording = Recording::start("target", target.pid, &run, &trace)?;
     thread::sleep(SECOND);
     recording.stop()?;
-    ensure!(switched_on(&target)? == left, "{:?}", switched_on(&target)?);
+    ensure!(switched_on(&target)?.is_empty(), "{:?}", switched_on(&target)?);
+    let events = Run::open(&run)?.manifest().events.clone();
+    ensure!(events.iter().any(|event| event.what.contains("a killed recording left on")), "{events:?}");
     let counters = Run::open(&run)?.manifest().counters;
     ensure!(counters.recorded > 100 && counters.lost.total() == 0, "{counters:?}");
     support::counters_are_exact(&Run::open(&run)?)?;
@@ -269,6 +282,28 @@ fn what_the_ring_can_not_do_is_refused_with_its_reason() -> Result<()> {
     let output = output.to_str().context("a path that is no text")?;
     fabscope(["record", "target", "--spdk", &own, "--source", "trace", "-o", output])?
         .expect(1, &["has no trace ring", "--source uprobe"])?;
+    Ok(())
+}
+
+/// What was on before stays on, whatever it is, and nothing else does.
+#[test]
+fn the_masks_are_put_back_exactly() -> Result<()> {
+    let Some(build) = support::spdk::build() else { return Ok(()) };
+    let _turn = support::turn()?;
+    let here = tempfile::tempdir()?;
+    let target = Target::start(&build, &["null:1T"])?;
+    let _left = Left(target.pid);
+    for (group, mask) in [("nvmf_tcp", 0x2002), ("bdev", 0x1), ("sock", 0x4)] {
+        let (name, mask) = (format!("name={group}"), format!("tpoint_mask:={mask}"));
+        target.rpc(&["trace_set_tpoint_mask", &name, &mask])?;
+    }
+    let before = target.rpc(&["trace_get_info"])?;
+    let run = here.path().join("ring.run");
+    let recording = Recording::start("target", target.pid, &run, &["--source", "trace"])?;
+    ensure!(target.rpc(&["trace_get_info"])? != before);
+    recording.stop()?;
+    let after = target.rpc(&["trace_get_info"])?;
+    ensure!(after == before, "{before} and then {after}");
     Ok(())
 }
 

@@ -257,7 +257,9 @@ mod tests {
         };
         let ((silent, silent_path), (half, half_path), (full, full_path)) =
             (bind("silent"), bind("half"), bind("full"));
-        assert_eq!(unsafe { libc::listen(std::os::fd::AsRawFd::as_raw_fd(&full), 0) }, 0);
+        // SAFETY: a descriptor that stays open as long as `full`, and a number.
+        let listens = unsafe { libc::listen(std::os::fd::AsRawFd::as_raw_fd(&full), 0) };
+        assert_eq!(listens, 0);
         let _waiting = std::os::unix::net::UnixStream::connect(&full_path).unwrap();
         let from = std::time::Instant::now();
         std::thread::scope(|scope| {
