@@ -1,0 +1,216 @@
+//! Recording in time windows and the measured cost of recording, on the stand-in: as root, where uprobes are allowed.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use anyhow::{Context, Result, ensure};
+use run_format::{Manifest, Run};
+use std::fs;
+use std::time::{Duration, Instant};
+use support::load::Load;
+use support::{Recording, can_trace, fabscope, turn};
+
+fn manifest(run: &std::path::Path) -> Result<Manifest> {
+    Ok(Run::open(run)?.manifest().clone())
+}
+
+/// `seen = recorded + unsampled + lost + in flight`, with nothing left under way.
+fn adds_up(manifest: &Manifest) -> Result<()> {
+    let c = manifest.counters;
+    let whole = c.recorded + c.unsampled + c.lost.total() + c.in_flight;
+    ensure!(c.seen == whole && c.in_flight == 0, "{c:?}");
+    Ok(())
+}
+
+/// The commands of a run that are not whole within one of its slices.
+fn astray(run: &Run) -> Result<(usize, usize)> {
+    let slices = run.slices()?.context("it was windowed")?;
+    let frame = run.commands()?.collect()?;
+    let times: Vec<Vec<Option<i64>>> = frame
+        .columns()
+        .iter()
+        .filter(|column| {
+            let name = column.name().as_str();
+            name.starts_with("h_") && name != "h_r2t_turnaround"
+                || name.starts_with("t_") && name != "t_drive"
+        })
+        .map(|column| Ok(column.i64()?.iter().collect()))
+        .collect::<Result<_>>()?;
+    let mut astray = 0;
+    for row in 0..frame.height() {
+        let of = || times.iter().filter_map(|column| column[row]);
+        let (Some(first), Some(last)) = (of().min(), of().max()) else {
+            astray += 1;
+            continue;
+        };
+        let within = slices.iter().any(|s| s.start_ns.as_i64() <= first && last <= s.end_ns.as_i64());
+        astray += usize::from(!within);
+    }
+    Ok((frame.height(), astray))
+}
+
+#[test]
+fn windows_of_both_sides_are_in_step_and_join_whole() -> Result<()> {
+    let _turn = turn()?;
+    if !can_trace() {
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let load = Load::running("randrw", 8, Duration::from_secs(20))?;
+    let windows = ["--window", "200ms/500ms", "--duration", "6s"];
+    let host_run = folder.path().join("host.run");
+    let target_run = folder.path().join("target.run");
+    let host = Recording::start("host", load.initiator.pid(), &host_run, &windows)?;
+    let target = Recording::start("target", load.target.pid(), &target_run, &windows)?;
+    host.finish()?;
+    target.finish()?;
+    for run in [&host_run, &target_run] {
+        let run = Run::open(run)?;
+        adds_up(run.manifest())?;
+        let windows = run.manifest().windows.context("windows")?;
+        ensure!((6..=14).contains(&(windows.slices + windows.skipped)) && windows.slices >= 4, "{windows:?}");
+        let (commands, astray) = astray(&run)?;
+        ensure!(commands > 100 && astray == 0, "{astray} of {commands} are not whole within a slice");
+    }
+    let report = fabscope(
+        ["report", "--format", "json"]
+            .map(std::ffi::OsString::from)
+            .into_iter()
+            .chain([host_run.clone().into_os_string(), target_run.clone().into_os_string()]),
+    )?
+    .expect(0, &[])?;
+    let report: serde_json::Value = serde_json::from_str(&report.stdout)?;
+    let join = &report["join"];
+    let of = |pointer: &str| join.pointer(pointer).and_then(serde_json::Value::as_u64).unwrap_or(u64::MAX);
+    // Of what is whole in both: all but what is outside.
+    for (side, commands) in [("host", "/host_commands"), ("target", "/target_commands")] {
+        let outside = of(&format!("/{side}_set_aside/outside"));
+        let within = of(commands) - outside;
+        ensure!(of("/joined") as f64 >= 0.999 * within as f64, "{side}: {join}");
+    }
+    let share = report["host"]["windows"]["share"].as_f64().context("share")?;
+    ensure!((0.2..0.5).contains(&share), "{share}");
+    let table = fabscope([&host_run, &target_run].map(|run| run.as_os_str()).into_iter().fold(
+        vec![std::ffi::OsString::from("report")],
+        |mut all, run| {
+            all.push(run.to_owned());
+            all
+        },
+    ))?
+    .expect(0, &[])?;
+    ensure!(table.stdout.contains("windows of 200 ms each 500 ms"), "{}", table.stdout);
+    load.unharmed()?;
+    Ok(())
+}
+
+#[test]
+fn between_windows_no_breakpoint_is_in_the_text() -> Result<()> {
+    let _turn = turn()?;
+    if !can_trace() {
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let load = Load::running("randread", 8, Duration::from_secs(12))?;
+    let text = Text::of(load.target.pid())?;
+    let before = text.read()?;
+    let run = folder.path().join("target.run");
+    let recording =
+        Recording::start("target", load.target.pid(), &run, &["--window", "200ms/1s", "--duration", "5s"])?;
+    let (mut armed, mut away, began) = (0, 0, Instant::now());
+    while began.elapsed() < Duration::from_secs(4) {
+        match text.read()? == before {
+            true => away += 1,
+            false => armed += 1,
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    recording.finish()?;
+    ensure!(armed > 10 && away > armed, "{armed} readings with breakpoints, {away} without");
+    ensure!(text.read()? == before, "the text is as it was");
+    load.unharmed()?;
+    Ok(())
+}
+
+/// A process's executable mapping of its own program.
+struct Text {
+    memory: fs::File,
+    from: u64,
+    length: usize,
+}
+
+impl Text {
+    fn of(pid: u32) -> Result<Text> {
+        let program = fs::read_link(format!("/proc/{pid}/exe"))?;
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+        let line = maps
+            .lines()
+            .find(|line| line.contains(" r-xp ") && line.ends_with(&program.display().to_string()))
+            .context("its text")?;
+        let (from, to) = line.split(' ').next().and_then(|range| range.split_once('-')).context("a range")?;
+        let (from, to) = (u64::from_str_radix(from, 16)?, u64::from_str_radix(to, 16)?);
+        let memory = fs::File::open(format!("/proc/{pid}/mem"))?;
+        Ok(Text { memory, from, length: usize::try_from(to - from)? })
+    }
+
+    fn read(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.length];
+        std::os::unix::fs::FileExt::read_exact_at(&self.memory, &mut bytes, self.from)?;
+        Ok(bytes)
+    }
+}
+
+#[test]
+fn windows_that_are_too_short_are_refused_with_the_figure_and_leave_no_run() -> Result<()> {
+    let _turn = turn()?;
+    for (window, why) in [
+        ("1s/1s", "never over"),
+        ("2s/1s", "never over"),
+        ("0ms/1s", "more than nothing"),
+        ("50/1", "no unit"),
+        ("often", "no window"),
+    ] {
+        fabscope(["record", "target", "--window", window])?.expect(2, &[why])?;
+    }
+    if !can_trace() {
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let load = Load::running("randread", 4, Duration::from_secs(120))?;
+    let run = folder.path().join("target.run");
+    let pid = load.target.pid().to_string();
+    let run_text = run.display().to_string();
+    let record = |window: &str| {
+        fabscope(["record", "target", "--spdk", &pid, "-o", &run_text, "-d", "2s", "--window", window])
+    };
+    record("20us/1s")?.expect(1, &["putting the probes in place takes up to", "make it at least"])?;
+    ensure!(!run.exists(), "nothing is left of a recording that did not begin");
+    record("999ms/1s")?.expect(1, &["longer than there is between two windows"])?;
+    Ok(())
+}
+
+#[test]
+fn what_recording_costs_is_measured_and_found() -> Result<()> {
+    let _turn = turn()?;
+    if !can_trace() {
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let load = Load::running("randread", 16, Duration::from_secs(120))?;
+    let run = folder.path().join("target.run");
+    Recording::start("target", load.target.pid(), &run, &["--measure-overhead", "--duration", "16s"])?
+        .finish()?;
+    let manifest = manifest(&run)?;
+    adds_up(&manifest)?;
+    let overhead = manifest.overhead.context("it was measured")?;
+    ensure!(overhead.pairs >= 10, "{overhead:?}");
+    let (lost, added) = (overhead.lost.context("lost")?, overhead.added_ns.context("added")?);
+    // A machine that is busy with other things may hide it, and then it says so.
+    if lost.is_shown() {
+        ensure!(lost.mean > 0.0 && added.mean > 0.0, "{overhead:?}");
+    } else {
+        ensure!(lost.smallest > 0.02, "a cost that large is there: {overhead:?}");
+    }
+    let report = fabscope(["report", &run.display().to_string()])?.expect(0, &[])?;
+    ensure!(report.stdout.contains("pairs of windows"), "{}", report.stdout);
+    Ok(())
+}
