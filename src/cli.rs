@@ -186,10 +186,6 @@ pub struct Report {
     /// are then within 0.1 %.
     #[arg(long, value_name = "SIZE", default_value = "2GiB", value_parser = memory)]
     pub memory: u64,
-    /// How much memory to take at most, about. Runs that do not fit are read part after part, and their percentiles
-    /// are then within 0.1 %.
-    #[arg(long, value_name = "SIZE", default_value = "2GiB", value_parser = memory)]
-    pub memory: u64,
     #[command(flatten)]
     pub format: FormatOption,
 }
@@ -309,24 +305,6 @@ fn memory(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
-/// An amount of memory with its unit, as bytes.
-fn memory(text: &str) -> Result<u64, String> {
-    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit_at);
-    let bytes = match unit.trim_start() {
-        "MiB" | "M" => 1u64 << 20,
-        "GiB" | "G" => 1 << 30,
-        "" => return Err(format!("{text:?} has no unit: write {text}GiB, or MiB")),
-        _ => return Err(format!("{unit:?} is not a unit of memory here: use MiB or GiB")),
-    };
-    let number: f64 = number.parse().map_err(|_| format!("{number:?} is not a number"))?;
-    let bytes = number * bytes as f64;
-    if !(joiner::Bounds::LEAST as f64..=1e18).contains(&bytes) {
-        return Err(format!("must be at least {} MiB", joiner::Bounds::LEAST >> 20));
-    }
-    Ok(bytes as u64)
-}
-
 /// A duration: a number and one of us, ms, s, m, h.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -374,18 +352,6 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn amounts_of_memory_need_a_unit() {
-        assert_eq!(super::memory("2GiB"), Ok(2 << 30));
-        assert_eq!(super::memory("1.5 GiB"), Ok(3 << 29));
-        assert_eq!(super::memory("64M"), Ok(64 << 20));
-        for bad in
-            ["2", "", "GiB", "0GiB", "63MiB", "-1GiB", "1.2.3GiB", "5 acres", "NaNGiB", "9999999999999GiB"]
-        {
-            assert!(super::memory(bad).is_err(), "{bad}");
-        }
     }
 
     #[test]
