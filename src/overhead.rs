@@ -208,7 +208,7 @@ fn between(freedom: u32, t: f64) -> f64 {
     let freedom = freedom.clamp(1, 10_000);
     let angle = (t / f64::from(freedom).sqrt()).atan();
     let (sine, square) = (angle.sin(), angle.cos().powi(2));
-    if freedom % 2 == 0 {
+    if freedom.is_multiple_of(2) {
         let (mut term, mut sum) = (1.0, 1.0);
         for k in (2..freedom - 1).step_by(2) {
             term *= square * f64::from(k - 1) / f64::from(k);
