@@ -118,7 +118,7 @@ fn a_budget_is_kept_by_windows_or_refused_with_its_figures() -> Result<()> {
     record(pid, &run, &["-d", "3500ms", "--max-overhead", &budget])?
         .expect(0, &["kept on average by --window "])?;
     let manifest = Run::open(&run)?.manifest().clone();
-    let windows = manifest.windows.clone().context("it was to be windowed")?;
+    let windows = manifest.windows.context("it was to be windowed")?;
     ensure!(windows.length_ns * 4 < windows.every_ns, "{windows:?}");
 
     // Nothing is begun that can not be kept.
