@@ -912,6 +912,9 @@ impl Clock {
     }
 }
 
+/// A pair: when it ended on the target, and when it began there with the offsets that it allows.
+pub(crate) type Ended = (i64, (i64, i64, i64));
+
 /// Refines a clock along a line by pairs that come in parts, in the order in which they end on the target. The
 /// pieces are the same however the pairs are parted.
 #[derive(Debug)]
@@ -936,12 +939,12 @@ impl Refiner {
     pub(crate) fn refine(
         &mut self,
         line: &Line,
-        pairs: &[(i64, (i64, i64, i64))],
+        pairs: &[Ended],
         complete: i64,
         whole: bool,
         clock: &mut Clock,
     ) -> i64 {
-        let mut pieces: Vec<&[(i64, (i64, i64, i64))]> = Vec::new();
+        let mut pieces: Vec<&[Ended]> = Vec::new();
         let mut rest = pairs;
         while let Some(&(from, _)) = rest.first() {
             let in_time = rest.partition_point(|p| p.0 < from.saturating_add(REFINED_NS));

@@ -2,7 +2,7 @@
 //! accounts for every command that it sets aside.
 
 use crate::clock::{self, Clock, Keys, Search};
-use crate::describe::{describe, wall_clock};
+use crate::describe::{describe, describe_of, wall_clock};
 use crate::error::Error;
 use crate::lanes::{Item, Lanes, lane};
 use crate::matching::{self, Fate, Matching};
@@ -231,12 +231,13 @@ pub(crate) fn is_one_clock(host: &Manifest, target: &Manifest, options: &JoinOpt
     !boot.is_empty() && *boot == target.machine.boot_id && !options.ignore_boot_id
 }
 
-/// What a search that found no clock has to tell.
+/// What a search that found no clock has to tell: in so many of so many commands of either side.
 pub(crate) fn no_clock(
     search: &Search,
     host: &Recording,
     target: &Recording,
     items: (usize, usize),
+    rows: (u64, u64),
 ) -> Result<Option<String>, Error> {
     match search {
         Search::Found(_) => Ok(None),
@@ -249,7 +250,10 @@ pub(crate) fn no_clock(
             // A few commands may disagree by chance, whatever the wall clocks say.
             let many = items.0.min(items.1) >= 20;
             if many && apart(&host.manifest, &target.manifest) {
-                return Err(Error::NoOverlap { host: describe(host), target: describe(target) });
+                return Err(Error::NoOverlap {
+                    host: describe_of(host, rows.0),
+                    target: describe_of(target, rows.1),
+                });
             }
             Ok((items.0.min(items.1) > 0).then(|| {
                 format!(
@@ -318,7 +322,8 @@ fn join_linked(
             Search::Found(line) => Some(matching::along(&h.lanes, &t.lanes, &line)),
             none => {
                 let items = (h.lanes.items.len(), t.lanes.items.len());
-                notes.extend(no_clock(&none, &host, &target, items)?);
+                let rows = (host.len() as u64, target.len() as u64);
+                notes.extend(no_clock(&none, &host, &target, items, rows)?);
                 None
             }
         }

@@ -15,7 +15,7 @@
 //! - a target command without a partner is decided when a later command of its queue and cid has begun on the
 //!   host, or all of the host's are known: no command that ends later can hold it.
 
-use crate::clock::{Clock, Line, Refiner, SLACK};
+use crate::clock::{Clock, Ended, Line, Refiner, SLACK};
 use crate::lanes::{Item, Lanes, bounds, hosts_around};
 use crate::radix;
 use rayon::prelude::*;
@@ -205,10 +205,7 @@ impl<'a> Matcher<'a> {
         // All pairs of targets that end before this are among the edges.
         let mut complete = match known.all {
             true => i64::MAX,
-            false => {
-                let on_the_way = if known.force { 0 } else { ON_THE_WAY };
-                known.target.min(self.target_time(known.host.saturating_sub(on_the_way)))
-            }
+            false => known.target.min(self.target_time(known.host.saturating_sub(ON_THE_WAY))),
         };
         if let Some(line) = self.line {
             let pairs = in_order_of_end(target, &edges, self.refiner.upto(), complete);
@@ -362,7 +359,7 @@ impl<'a> Matcher<'a> {
 }
 
 /// The edges of targets that end from `from` on and before `to`: end, begin and bounds, by end.
-fn in_order_of_end(target: &Lanes, edges: &[Vec<Edge>], from: i64, to: i64) -> Vec<(i64, (i64, i64, i64))> {
+fn in_order_of_end(target: &Lanes, edges: &[Vec<Edge>], from: i64, to: i64) -> Vec<Ended> {
     let wanted = || {
         let found = edges.iter().flatten().map(|e| (e, &target.items[e.target as usize]));
         found.filter(|(_, item)| item.end >= from && item.end < to)

@@ -174,10 +174,11 @@ fn write_windows(out: &mut String, windows: &WindowFigures) -> std::fmt::Result 
 
 /// What recording cost, or the least cost that would have been seen.
 fn write_overhead(out: &mut String, overhead: &Overhead) -> std::fmt::Result {
+    type Shown<'a> = (&'a str, Option<Effect>, &'a dyn Fn(f64) -> String);
     let times = |ns: f64| format!("{:.2} us", ns / 1e3);
     let share = |share: f64| format!("{:.1} %", share * 1e2);
     let mut said = Vec::new();
-    let figures: [(&str, Option<Effect>, &dyn Fn(f64) -> String); 3] = [
+    let figures: [Shown<'_>; 3] = [
         ("a command", overhead.added_ns, &times),
         ("of mean latency", overhead.latency_ns, &times),
         ("of the throughput", overhead.lost, &share),
