@@ -364,7 +364,10 @@ fn slices_come_back_and_are_counted_in_the_manifest() {
     windowed(&path);
     let run = Run::open(&path).unwrap();
     let slices = run.slices().unwrap().unwrap();
-    assert_eq!(slices.iter().map(|s| (s.start_ns.0, s.end_ns.0)).collect::<Vec<_>>(), [(100, 110), (200, 210)]);
+    assert_eq!(
+        slices.iter().map(|s| (s.start_ns.0, s.end_ns.0)).collect::<Vec<_>>(),
+        [(100, 110), (200, 210)]
+    );
     let windows = run.manifest().windows.unwrap();
     assert_eq!((windows.slices, windows.armed_ns), (2, 20));
     // A run that was recorded throughout has none, whatever lies there.
