@@ -778,7 +778,8 @@ pub(crate) fn from_source(mut function: Function, source: Option<&str>) -> Funct
     function
 }
 
-/// `uprobe bdev_io_submit+1`, or `uprobe nvmf_tcp_req_process+530 (call nvmf_tcp_send_r2t_pdu)`.
+/// `uprobe bdev_io_submit+1`, `uprobe nvmf_tcp_req_process+530 (call nvmf_tcp_send_r2t_pdu)`, or `uprobe
+/// nvmf_tcp_req_process (4 calls)`: who calls has another name in each build, and none in a stripped one.
 fn name_of(uprobe: &Uprobe, sites: &[Site]) -> String {
     let Some(site) = sites.first() else { return format!("uprobe {}", uprobe.function) };
     let at = match site.offset_in_function {
@@ -791,7 +792,11 @@ fn name_of(uprobe: &Uprobe, sites: &[Site]) -> String {
             format!("uprobe {}{at} ({} inlined){more}", site.symbol, uprobe.function)
         }
         At::Entry | At::EmulatedEntry => format!("uprobe {}{at}{more}", site.symbol),
-        At::CallsIn(_) | At::OnlyCallsIn(_) | At::CallsBut(_) => {
+        At::CallsBut(_) => match sites.len() {
+            1 => format!("uprobe {} (1 call)", uprobe.function),
+            calls => format!("uprobe {} ({calls} calls)", uprobe.function),
+        },
+        At::CallsIn(_) | At::OnlyCallsIn(_) => {
             format!("uprobe {}{at} ({}){more}", site.symbol, site.instruction)
         }
     }

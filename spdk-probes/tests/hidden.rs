@@ -185,10 +185,13 @@ impl Counter {
 }
 
 /// The function of a rung's first uprobe, by the name of the hook: `uprobe FUNCTION.suffix+N` or
-/// `uprobe CALLER+N (FUNCTION inlined)` or `uprobe CALLER+N (call FUNCTION)`.
+/// `uprobe CALLER+N (FUNCTION inlined)`, `uprobe CALLER+N (call FUNCTION)` or `uprobe FUNCTION (N calls)`.
 fn function_of(hook: &str, calls: &BTreeMap<String, u64>) -> Option<String> {
     let hook = hook.split(", ").next()?.strip_prefix("uprobe ")?;
     let name = match hook.split_once('(') {
+        Some((before, inside)) if inside.starts_with(|c: char| c.is_ascii_digit()) => {
+            before.trim().to_owned()
+        }
         Some((_, inside)) => {
             let inside = inside.split(')').next()?;
             inside.trim_end_matches(" inlined").split(' ').next_back()?.to_owned()
