@@ -21,7 +21,7 @@ use joiner::{Distribution, JoinOptions, Joined, Report, ReportOptions, SetAside}
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use polars::prelude::{DataFrame, DataType};
-use run_format::{Boundary, Kind, Run, Stage, State};
+use run_format::{Boundary, Kind, Manifest, Run, Stage, State};
 use serde_json::Value;
 
 /// Longest wait for what should take a second or two.
@@ -299,14 +299,23 @@ impl Pair {
             .iter()
             .any(|h| h.boundary == Boundary::HEnd && h.hook.is_none());
         let end = self.host.column(if not_taken { "h_done" } else { "h_end" })?;
+        // It stands for the end of single commands, too, where the kernel skipped the hit.
+        let done = self.host.column("h_done")?;
+        let mut skipped = 0;
         for pair in self.joined.pairs() {
             let row = pair.host_row as usize;
             let stages = self.joined.stages(*pair).context("a pair without stages")?;
-            let (queued, end) = (queued[row].context("no h_queued")?, end[row].context("no end")?);
+            skipped += usize::from(end[row].is_none());
+            let (queued, end) = (
+                queued[row].context("no h_queued")?,
+                end[row].or(done[row]).context("no end and no h_done")?,
+            );
             ensure!(stages.latency == end - queued, "row {row}: {stages:?}");
             ensure!(stages.stages.iter().sum::<i64>() == stages.latency, "row {row}: {stages:?}");
             ensure!(stages.stages.iter().all(|&s| s >= 0), "row {row}: {stages:?}");
         }
+        let missed = missed_by(self.joined.host_manifest());
+        ensure!(skipped <= missed, "{skipped} commands without an end, and {missed} hits missed");
         Ok(())
     }
 
@@ -340,6 +349,11 @@ impl Pair {
             accounting.target_commands,
             share * 100.0
         );
+        for manifest in [self.joined.host_manifest(), self.joined.target_manifest()] {
+            for event in manifest.events.iter().filter(|event| event.what.starts_with("probe missed")) {
+                eprintln!("{}: {} of {}", manifest.side, event.what, event.on);
+            }
+        }
         // A preemptible kernel may skip a hit of a hook.
         let enough = accounting.joined as f64 >= least as f64 * 0.999;
         ensure!(share >= 0.999 && enough, "{accounting:#?}\n{:#?}", self.joined.notes());
@@ -526,6 +540,10 @@ pub fn all_boundaries_were_taken(run: &Run) -> Result<()> {
 
 /// Hits of hooks that the kernel skipped, as it told itself.
 pub fn missed(run: &Run) -> usize {
+    missed_by(run.manifest())
+}
+
+fn missed_by(manifest: &Manifest) -> usize {
     let hits = |what: &str| what.strip_prefix("probe missed ")?.split(' ').next()?.parse::<usize>().ok();
-    run.manifest().events.iter().filter_map(|event| hits(&event.what)).sum()
+    manifest.events.iter().filter_map(|event| hits(&event.what)).sum()
 }

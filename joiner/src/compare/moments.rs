@@ -201,6 +201,11 @@ fn pair(base: &[Reading], new: &[Reading], boundary: Boundary) -> BoundaryPair {
     };
     let (base_hook, base_rung, base_measured, base_price_ns) = side(base);
     let (new_hook, new_rung, new_measured, new_price_ns) = side(new);
+    // Each recording measures anew what a hit costs, and no two measurings are the same: one hook has one price.
+    let (base_price_ns, new_price_ns) = match base_hook == new_hook && instructions(base, new, boundary) < 2 {
+        true => (base_price_ns.max(new_price_ns), base_price_ns.max(new_price_ns)),
+        false => (base_price_ns, new_price_ns),
+    };
     BoundaryPair {
         boundary,
         base_hook,
@@ -213,6 +218,12 @@ fn pair(base: &[Reading], new: &[Reading], boundary: Boundary) -> BoundaryPair {
         base_price_ns,
         new_price_ns,
     }
+}
+
+/// How many instructions the hooks of a boundary sit on, in all these runs.
+fn instructions(base: &[Reading], new: &[Reading], boundary: Boundary) -> usize {
+    let of = |reading| hook_of(reading, boundary).and_then(|hook| hook.instruction.as_deref());
+    base.iter().chain(new).map(of).collect::<BTreeSet<Option<&str>>>().len()
 }
 
 /// What a boundary parts.
