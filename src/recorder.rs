@@ -147,6 +147,7 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
     }
     writer.manifest().clocks.push(clock_pair());
     let last = counters.as_ref().copied().unwrap_or_default();
+    let windows_came = writer.manifest().windows.map(|windows| windows.slices);
     let closed = writer.close(last, end).context("write the run");
     let reason = reason?;
     ended?;
@@ -162,7 +163,11 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
         if let Some(overhead) = &overhead {
             exit::say(&crate::overhead::summary(overhead));
         }
-        if counters.seen == 0 {
+        if counters.seen == 0 && windows_came == Some(0) {
+            exit::say(
+                "no window fell into the recording: give it more time (-d), or windows that come more often (--window)",
+            );
+        } else if counters.seen == 0 {
             exit::say(
                 "no command began while it recorded: was there I/O, and is this the side and the process that does it?",
             );

@@ -187,14 +187,16 @@ fn write_overhead(out: &mut String, overhead: &Overhead) -> std::fmt::Result {
         let Some(effect) = effect else { continue };
         said.push(match effect.is_shown() {
             true => format!("{} {what} ({} to {})", text(effect.mean), text(effect.low), text(effect.high)),
-            false => format!("can not tell {what}: less than {} would not have shown", text(effect.smallest)),
+            false => {
+                format!("can not tell {what} (less than {} would not have shown)", text(effect.smallest))
+            }
         });
     }
     if !said.is_empty() {
         writeln!(
             out,
-            "        recording cost {}; 95 % intervals over {} pairs of windows",
-            said.join(", "),
+            "        recording cost: {}; 95 % intervals over {} pairs of windows",
+            said.join("; "),
             overhead.pairs
         )?;
     }

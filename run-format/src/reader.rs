@@ -2,7 +2,7 @@
 
 use crate::batch::queues_from_frame;
 use crate::writer::parquet;
-use crate::{Error, Manifest, Queue, QueueId, Window, columns, slices};
+use crate::{Error, Manifest, Queue, QueueId, State, Window, columns, slices};
 use polars::prelude::{DataFrame, IntoLazy, LazyFrame, NULL, ScanArgsParquet, lit};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -41,7 +41,14 @@ impl Run {
             }
             Err(source) => return Err(unreadable(&path)(source)),
         };
-        let manifest = parse_manifest(&path, &text)?;
+        let mut manifest = parse_manifest(&path, &text)?;
+        // A recording that was cut short wrote its list of slices last.
+        if manifest.state == State::Open
+            && let Ok(Some(slices)) = slices::read(directory, &manifest)
+            && let Some(windows) = &mut manifest.windows
+        {
+            (windows.slices, windows.armed_ns) = (slices.len() as u64, slices::armed(&slices));
+        }
         let (segments, broken) = segments(&directory.join("commands"))?;
         let place = Place::of(directory)?;
         Ok(Run { directory: directory.to_owned(), place, manifest, segments, broken })

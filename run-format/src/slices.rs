@@ -122,15 +122,35 @@ fn slice(line: &[u8]) -> Option<Window> {
         .then_some(Window { start_ns: Nanos(start), end_ns: Nanos(end) })
 }
 
-/// Slices lie in the run's window. That of an open run may be older than the last slices.
+/// Their times together, ns.
+pub(crate) fn armed(slices: &[Window]) -> u64 {
+    slices.iter().map(|slice| slice.end_ns.0 - slice.start_ns.0).fold(0, u64::saturating_add)
+}
+
+/// The slices are those that the manifest of a closed run counts, and they lie in the run's window. That of an open run may be older than the last slices.
 fn within(path: &Path, slices: &[Window], manifest: &Manifest) -> Result<(), Error> {
     let window = manifest.window;
     let early = slices.iter().position(|slice| slice.start_ns < window.start_ns);
     let late = slices.iter().position(|slice| slice.end_ns > window.end_ns);
     let outside = early.or(late.filter(|_| manifest.state == State::Closed));
-    match outside {
-        Some(slice) => Err(bad(path, slice + 2, "the slice is outside the time that the run recorded")),
-        None => Ok(()),
+    if let Some(slice) = outside {
+        return Err(bad(path, slice + 2, "the slice is outside the time that the run recorded"));
+    }
+    match manifest.windows {
+        Some(windows)
+            if manifest.state == State::Closed
+                && (windows.slices, windows.armed_ns) != (slices.len() as u64, armed(slices)) =>
+        {
+            let reason = format!(
+                "the run had {} slices of {} together, and the list has {} of {}",
+                windows.slices,
+                Nanos(windows.armed_ns),
+                slices.len(),
+                Nanos(armed(slices))
+            );
+            Err(bad(path, slices.len() + 2, &reason))
+        }
+        _ => Ok(()),
     }
 }
 

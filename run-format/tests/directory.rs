@@ -347,6 +347,10 @@ fn losses_beyond_any_count_are_added_up() {
 
 /// A windowed run with two slices, and one that was never over.
 fn windowed(directory: &Path) {
+    windowed_until_now(directory).close(Counters::default(), Nanos(400)).unwrap();
+}
+
+fn windowed_until_now(directory: &Path) -> RunWriter {
     let windows = Some(Windows { length_ns: 10, every_ns: 100, ..Windows::default() });
     let window = Window { start_ns: Nanos(50), end_ns: Nanos(400) };
     let manifest = Manifest { windows, window, ..manifest(Side::Host) };
@@ -354,7 +358,7 @@ fn windowed(directory: &Path) {
     for (start, end) in [(100, 110), (200, 210), (300, 300)] {
         writer.slice(Window { start_ns: Nanos(start), end_ns: Nanos(end) }).unwrap();
     }
-    writer.close(Counters::default(), Nanos(400)).unwrap();
+    writer
 }
 
 #[test]
@@ -377,6 +381,22 @@ fn slices_come_back_and_are_counted_in_the_manifest() {
     assert!(Run::open(&plain).unwrap().slices().unwrap().is_none());
 }
 
+/// The manifest of a recording that was killed is older than its list, in which the last line may be cut: that slice was
+/// never written.
+#[test]
+fn a_run_that_was_cut_short_has_the_slices_of_its_list() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.run");
+    drop(windowed_until_now(&path));
+    let said = |run: &Run| run.manifest().windows.map(|w| (w.slices, w.armed_ns));
+    assert_eq!(said(&Run::open(&path).unwrap()), Some((2, 20)));
+    let list = path.join("slices.csv");
+    let whole = fs::read_to_string(&list).unwrap();
+    fs::write(&list, &whole[..whole.len() - 3]).unwrap();
+    let run = Run::open(&path).unwrap();
+    assert_eq!((run.slices().unwrap().unwrap().len(), said(&run)), (1, Some((1, 10))));
+}
+
 #[test]
 fn slices_that_no_recorder_wrote_are_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -395,9 +415,10 @@ fn slices_that_no_recorder_wrote_are_refused() {
     assert_eq!(refused("start_ns,end_ns,realtime_ns\n40,45,0\n"), 2, "before the recording");
     assert_eq!(refused(&format!("{whole}390,401,0\n")), 4, "after a recording that was closed");
     assert_eq!(refused("a,b\n"), 1);
-    // Cut off in the middle of a line: the line was never written.
-    fs::write(&list, &whole[..whole.len() - 3]).unwrap();
-    assert_eq!(Run::open(&path).unwrap().slices().unwrap().unwrap().len(), 1);
+    // One that was closed has as many as it says.
+    assert_eq!(refused(&whole[..whole.len() - 3]), 3);
+    assert_eq!(refused("start_ns,end_ns,realtime_ns\n"), 2);
+    assert_eq!(refused(""), 2);
     fs::remove_file(&list).unwrap();
     assert!(matches!(Run::open(&path).unwrap().slices(), Err(Error::Slices { line: 0, .. })));
     fs::create_dir(&list).unwrap();
