@@ -246,8 +246,9 @@ fn a_full_disk_ends_the_recording_and_what_is_written_reads() -> Result<()> {
     }
     let _turn = support::turn()?;
     let here = tempfile::tempdir()?;
-    let Some(disk) = Tmpfs::mount(&here.path().join("disk"), 1024)? else { return Ok(()) };
-    let load = Load::running("randread", 16, 60 * SECOND)?;
+    // It holds a second of the fastest such load, so that something is written, and no minute of a slow one.
+    let Some(disk) = Tmpfs::mount(&here.path().join("disk"), 2048)? else { return Ok(()) };
+    let load = Load::running("randread", 1, 60 * SECOND)?;
     let run = disk.0.join("target.run");
     record("target", load.target.pid(), &run, &["-d", "50s"])?
         .expect(1, &["No space left on device", "target.run"])?;
