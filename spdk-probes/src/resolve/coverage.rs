@@ -541,7 +541,15 @@ impl BinarySet {
 
     /// The same, and calls from elsewhere are not meant. A program that has no such function makes none.
     pub(crate) fn calls_in_alone(&self, caller: &str, callee: &str, live: &[Reg]) -> Result<Coverage, Error> {
-        if let Err(Error::NoFunction { .. }) = self.resolve_function(callee) {
+        // A layout file has every function that is wanted of its build and that the build has.
+        let of_layout =
+            |binary: &Binary| binary.layout.as_ref().is_some_and(|layout| layout.function(caller).is_some());
+        let absent = match self.resolve_function(callee) {
+            Err(Error::NoFunction { .. }) => true,
+            Err(Error::Stripped { .. }) => self.binaries().iter().any(of_layout),
+            _ => false,
+        };
+        if absent {
             return Ok(Coverage { sites: Vec::new(), gap: None, unseen_in: Vec::new() });
         }
         self.covered(|binary| binary.calls_covered(caller, callee, live, true))
