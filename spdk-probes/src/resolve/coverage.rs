@@ -542,11 +542,9 @@ impl BinarySet {
     /// The same, and calls from elsewhere are not meant. A program that has no such function makes none.
     pub(crate) fn calls_in_alone(&self, caller: &str, callee: &str, live: &[Reg]) -> Result<Coverage, Error> {
         // A layout file has every function that is wanted of its build and that the build has.
-        let of_layout =
-            |binary: &Binary| binary.layout.as_ref().is_some_and(|layout| layout.function(caller).is_some());
         let absent = match self.resolve_function(callee) {
             Err(Error::NoFunction { .. }) => true,
-            Err(Error::Stripped { .. }) => self.binaries().iter().any(of_layout),
+            Err(Error::Stripped { .. }) => self.binaries().iter().any(|binary| binary.layout.is_some()),
             _ => false,
         };
         if absent {
