@@ -6,9 +6,7 @@ use crate::signals::Signals;
 use crate::window::{Spec, Windowing};
 use crate::workload::Running;
 use anyhow::{Context, Result};
-use run_format::{
-    Counters, Manifest, Price, RunWriter, Source, State, Window, Windows, clock_pair, machine, monotonic_now,
-};
+use run_format::{Counters, Manifest, Price, RunWriter, Source, Window, Windows, clock_pair, monotonic_now};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
@@ -59,25 +57,14 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
         window => window.map(Spec::describe),
     };
     let manifest = Manifest {
-        format: Manifest::FORMAT.into(),
-        side: source.side(),
-        kind: source.kind(),
-        tool: env!("CARGO_PKG_VERSION").into(),
-        state: State::Open,
-        machine: machine(),
         software: source.software(),
         hooks: source.hooks(),
-        detail: "stages".into(),
         one_in: plan.one_in,
         window: Window { start_ns: start, end_ns: start },
         windows,
-        overhead: None,
-        clocks: vec![clock_pair()],
-        counters: Counters::default(),
-        workload: None,
         price: plan.price.clone(),
-        events: Vec::new(),
         labels: plan.labels.clone(),
+        ..Manifest::begun(source.side(), source.kind(), env!("CARGO_PKG_VERSION"))
     };
     let mut writer = RunWriter::create(plan.output, manifest, plan.force)?;
     let begun = match windows {

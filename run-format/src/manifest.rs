@@ -1,6 +1,6 @@
 //! `run.json`: what a run is, where and how it was recorded, and what was lost.
 
-use crate::{Boundary, Kind, Nanos, Side, Transport};
+use crate::{Boundary, Kind, Nanos, Side, Transport, clock_pair, machine, monotonic_now};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -56,6 +56,33 @@ pub struct Manifest {
 }
 
 impl Manifest {
+    /// That of a recording by this version of `tool` which begins now on this machine, with nothing in it yet.
+    #[must_use]
+    pub fn begun(side: Side, kind: Kind, tool: &str) -> Manifest {
+        let now = monotonic_now();
+        Manifest {
+            format: Manifest::FORMAT.into(),
+            side,
+            kind,
+            tool: tool.into(),
+            state: State::Open,
+            machine: machine(),
+            software: Software::default(),
+            hooks: Vec::new(),
+            detail: "stages".into(),
+            one_in: 1,
+            window: Window { start_ns: now, end_ns: now },
+            windows: None,
+            overhead: None,
+            clocks: vec![clock_pair()],
+            counters: Counters::default(),
+            workload: None,
+            price: None,
+            events: Vec::new(),
+            labels: BTreeMap::new(),
+        }
+    }
+
     /// Name and version of the format. A reader takes this version and older ones.
     pub const FORMAT: &str = "fabscope-run/1";
     /// The format's name without its version.

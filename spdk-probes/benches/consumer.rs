@@ -7,9 +7,7 @@
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use run_format::{
-    Counters, Kind, Manifest, RunWriter, Side, Software, State, Window, clock_pair, machine, monotonic_now,
-};
+use run_format::{Kind, Manifest, RunWriter, Side};
 use spdk_probes::measure::Flood;
 
 fn main() {
@@ -20,28 +18,7 @@ fn main() {
 const ROUNDS: u64 = 40;
 
 fn manifest() -> Manifest {
-    let now = monotonic_now();
-    Manifest {
-        format: Manifest::FORMAT.to_owned(),
-        side: Side::Target,
-        kind: Kind::Spdk,
-        tool: env!("CARGO_PKG_VERSION").to_owned(),
-        state: State::Open,
-        machine: machine(),
-        software: Software::default(),
-        hooks: Vec::new(),
-        detail: "stages".to_owned(),
-        one_in: 1,
-        window: Window { start_ns: now, end_ns: now },
-        windows: None,
-        overhead: None,
-        clocks: vec![clock_pair()],
-        counters: Counters::default(),
-        workload: None,
-        price: None,
-        events: Vec::new(),
-        labels: Default::default(),
-    }
+    Manifest::begun(Side::Target, Kind::Spdk, env!("CARGO_PKG_VERSION"))
 }
 
 #[divan::bench(sample_count = 25, sample_size = 1)]

@@ -10,9 +10,7 @@
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
-use run_format::{
-    Counters, Kind, Manifest, RunWriter, Side, Software, State, Window, clock_pair, machine, monotonic_now,
-};
+use run_format::{Counters, Kind, Manifest, RunWriter, Side, monotonic_now};
 use spdk_probes::measure::Flood;
 
 /// How long each rate is held.
@@ -21,28 +19,7 @@ const RATES: [u64; 3] = [100_000, 500_000, 1_000_000];
 const ROUNDS: usize = 3;
 
 fn manifest() -> Manifest {
-    let now = monotonic_now();
-    Manifest {
-        format: Manifest::FORMAT.to_owned(),
-        side: Side::Target,
-        kind: Kind::Spdk,
-        tool: env!("CARGO_PKG_VERSION").to_owned(),
-        state: State::Open,
-        machine: machine(),
-        software: Software::default(),
-        hooks: Vec::new(),
-        detail: "stages".to_owned(),
-        one_in: 1,
-        window: Window { start_ns: now, end_ns: now },
-        windows: None,
-        overhead: None,
-        clocks: vec![clock_pair()],
-        counters: Counters::default(),
-        workload: None,
-        price: None,
-        events: Vec::new(),
-        labels: Default::default(),
-    }
+    Manifest::begun(Side::Target, Kind::Spdk, env!("CARGO_PKG_VERSION"))
 }
 
 fn cpu(who: UsageWho) -> Duration {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use run_format::{Manifest, RunWriter, Side, Source, State, Window, clock_pair, machine, monotonic_now};
+use run_format::{Manifest, RunWriter, Side, Source, clock_pair, monotonic_now};
 use spdk_probes::{Choice, Detail, Host, Options, Target, find};
 
 fn main() -> anyhow::Result<()> {
@@ -50,27 +50,13 @@ fn record<S: Source>(
 ) -> anyhow::Result<()> {
     let attached = began.elapsed();
     println!("found in {found:?}, attached in {attached:?}");
-    let start = monotonic_now();
     let manifest = Manifest {
-        format: Manifest::FORMAT.to_owned(),
-        side: source.side(),
-        kind: source.kind(),
-        tool: env!("CARGO_PKG_VERSION").to_owned(),
-        state: State::Open,
-        machine: machine(),
         software: source.software(),
         hooks: source.hooks(),
         detail: format!("{:?}", options.detail).to_lowercase(),
         one_in: options.one_in,
-        window: Window { start_ns: start, end_ns: start },
-        windows: None,
-        overhead: None,
-        clocks: vec![clock_pair()],
         counters: source.counters()?,
-        workload: None,
-        price: None,
-        events: Vec::new(),
-        labels: Default::default(),
+        ..Manifest::begun(source.side(), source.kind(), env!("CARGO_PKG_VERSION"))
     };
     for hook in &manifest.hooks {
         println!(
