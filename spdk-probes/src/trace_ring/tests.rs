@@ -648,19 +648,14 @@ mod assembling {
         assert_eq!(bench.assembler.tally.no_start, 0);
     }
 
+    /// What the uprobe sees of a read.
+    fn identity(at: Nanos, cid: u16, kept: bool) -> Identity {
+        Identity { at, cid: Cid(cid), opcode: 2, nsid: 3, slba: u64::from(cid), nlb0: 7, bytes: 4096, kept }
+    }
+
     #[test]
     fn an_identity_is_that_of_the_command_it_was_seen_in() {
         let mut bench = Bench::new(&Shape::new(Generation::Sections), true, directory());
-        let identity = |at: Nanos, cid: u16, kept: bool| Identity {
-            at,
-            cid: Cid(cid),
-            opcode: 2,
-            nsid: 3,
-            slba: u64::from(cid),
-            nlb0: 7,
-            bytes: 4096,
-            kept,
-        };
         for (n, kept) in [(1u16, true), (2, false), (3, true)] {
             bench.record(0, "TCP_REQ_NEW", 261, 0, 0x1000, &[1]);
             let at = bench.ticks.time(bench.now + 500);
@@ -693,16 +688,7 @@ mod assembling {
     fn identities_that_piled_up_are_each_that_of_its_command() {
         let mut bench =
             Bench::new(&Shape { entries: 8192, ..Shape::new(Generation::Sections) }, true, directory());
-        let identity = |at: Nanos, cid: u16| Identity {
-            at,
-            cid: Cid(cid),
-            opcode: 2,
-            nsid: 3,
-            slba: u64::from(cid),
-            nlb0: 7,
-            bytes: 4096,
-            kept: true,
-        };
+        let identity = |at, cid| identity(at, cid, true);
         for look in 0..3 {
             bench.assembler.look_begins(bench.ticks.time(bench.now));
             for n in 0..600u16 {
