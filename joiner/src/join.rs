@@ -653,6 +653,21 @@ impl Inside<'_> {
         let end = end + self.clock.offset(end).0 + self.tail;
         begin >= self.host.0 && end <= self.host.1 && within_one(self.slices[0], begin, end)
     }
+
+    /// From when to when both sides were armed at once, on the host's clock and in order; `None` where both
+    /// were throughout. A pair's command was recorded in such a time, so rates of pairs are those of these.
+    pub(crate) fn in_both(&self) -> Option<Vec<(i64, i64)>> {
+        let [host, target] = self.slices;
+        if host.is_none() && target.is_none() {
+            return None;
+        }
+        let of_host = host.map_or_else(|| vec![self.host], <[_]>::to_vec);
+        let of_target = target.map_or_else(|| vec![self.target], <[_]>::to_vec);
+        let as_host = |t: i64| t + self.clock.offset(t).0;
+        let of_target: Vec<_> =
+            of_target.into_iter().map(|(from, to)| (as_host(from), as_host(to))).collect();
+        Some(order::overlaps(&of_host, &of_target))
+    }
 }
 
 /// Whether a time lies whole within one of the slices, which are in order.
@@ -835,6 +850,13 @@ impl Joined {
     pub(crate) fn offset_of(&self, pair: Pair) -> (i64, i64) {
         let received = on_the_wire(&self.target, pair.target_row as usize).0;
         self.clock.as_ref().map_or((0, 0), |c| c.offset(received))
+    }
+
+    /// From when to when both sides were armed at once, as [`Inside::in_both`] has it.
+    pub(crate) fn in_both(&self) -> Option<Vec<(i64, i64)>> {
+        let slices = [self.host.slices.as_deref(), self.target.slices.as_deref()];
+        let (clock, host, target) = (self.clock.as_ref()?, window(&self.host), window(&self.target));
+        Inside { clock, host, target, slices, lead: 0, tail: 0 }.in_both()
     }
 
     /// The relation of the clocks; `None` where it could not be found.

@@ -92,7 +92,7 @@ pub(crate) fn stretches(target: &Recording, window: (i64, i64)) -> Vec<(i64, i64
 }
 
 /// What two lists of stretches have in common, each in order and free of overlaps.
-fn overlaps(first: &[(i64, i64)], second: &[(i64, i64)]) -> Vec<(i64, i64)> {
+pub(crate) fn overlaps(first: &[(i64, i64)], second: &[(i64, i64)]) -> Vec<(i64, i64)> {
     let (mut common, mut a, mut b) = (Vec::new(), 0, 0);
     while let (Some(x), Some(y)) = (first.get(a), second.get(b)) {
         let both = (x.0.max(y.0), x.1.min(y.1));

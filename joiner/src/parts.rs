@@ -794,7 +794,7 @@ impl Joiner<'_> {
             format: FORMAT,
             host: Some(run_figures_of(host, surveys[0].rows)),
             target: Some(run_figures_of(target, surveys[1].rows)),
-            join: Some(join_figures(&accounting, links.links.len())),
+            join: Some(join_figures(&accounting, links.links.len(), inside.in_both())),
             clock: clock_figures(gathered.clocks, &clock, shared),
             boundaries,
             group_by: options.group_by,

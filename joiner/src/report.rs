@@ -119,7 +119,7 @@ pub struct WindowFigures {
     pub slices: u64,
     /// How many were left out, because the probes were not in place in time.
     pub skipped: u64,
-    /// How long the probes were armed, seconds: rates are those of this time.
+    /// How long the probes were armed, seconds: rates of this side's commands are those of this time.
     pub armed_seconds: f64,
     /// That as a share of the recording.
     pub share: f64,
@@ -152,6 +152,10 @@ pub struct JoinFigures {
     pub joined: u64,
     /// Queues (or groups of epochs of one) that are in both runs.
     pub queues: usize,
+    /// How long both sides were armed at once, seconds, where either was recorded in time windows: the rate of the
+    /// joined commands is that of this time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub armed_seconds: Option<f64>,
     /// Commands set aside on either side, by reason.
     #[serde(serialize_with = "aside")]
     pub set_aside: Aside,
@@ -306,7 +310,7 @@ pub fn report(joined: &Joined, options: &ReportOptions) -> Result<Report, Error>
         format: FORMAT,
         host: Some(run_figures(host)),
         target: Some(run_figures(target)),
-        join: Some(join_figures(accounting, joined.links().len())),
+        join: Some(join_figures(accounting, joined.links().len(), joined.in_both())),
         clock: joined.clock(),
         boundaries: joined.boundaries().to_vec(),
         group_by: options.group_by,
@@ -573,8 +577,14 @@ pub(crate) fn run_figures_of(run: &Recording, commands: u64) -> RunFigures {
     }
 }
 
-pub(crate) fn join_figures(a: &Accounting, queues: usize) -> JoinFigures {
+/// Nanoseconds of some stretches together.
+pub(crate) fn length(stretches: &[(i64, i64)]) -> i64 {
+    stretches.iter().map(|(from, to)| to - from).sum()
+}
+
+pub(crate) fn join_figures(a: &Accounting, queues: usize, in_both: Option<Vec<(i64, i64)>>) -> JoinFigures {
     JoinFigures {
+        armed_seconds: in_both.map(|stretches| length(&stretches) as f64 / 1e9),
         host_commands: a.host_commands,
         target_commands: a.target_commands,
         joined: a.joined,

@@ -131,14 +131,14 @@ fn consequence(boundary: Boundary) -> String {
 fn write_run(out: &mut String, side: Side, run: &RunFigures) -> std::fmt::Result {
     write!(
         out,
-        "{side:<7} {}: {} {} {}, machine {}, {} commands in {:.1} s",
+        "{side:<7} {}: {} {} {}, machine {}, {} commands in {}",
         run.run,
         run.kind,
         run.software,
         run.version,
         run.machine,
         count(run.commands),
-        run.seconds
+        span(run.seconds)
     )?;
     if run.one_in > 1 {
         write!(out, ", 1 in {} kept", run.one_in)?;
@@ -159,11 +159,12 @@ fn write_run(out: &mut String, side: Side, run: &RunFigures) -> std::fmt::Result
 fn write_windows(out: &mut String, windows: &WindowFigures) -> std::fmt::Result {
     write!(
         out,
-        "        in {} windows of {} each {}: armed for {:.1} s, {:.1} % of the time",
+        "        in {} window{} of {} each {}: armed for {}, {:.1} % of the time",
         count(windows.slices),
+        if windows.slices == 1 { "" } else { "s" },
         run_format::Nanos(windows.length_ns),
         run_format::Nanos(windows.every_ns),
-        windows.armed_seconds,
+        span(windows.armed_seconds),
         windows.share * 1e2
     )?;
     if windows.skipped > 0 {
@@ -218,6 +219,9 @@ fn write_join(out: &mut String, join: &JoinFigures) -> std::fmt::Result {
         share_of(join.joined, within(&join.host_set_aside)),
         share_of(join.joined, within(&join.target_set_aside)),
     )?;
+    if let Some(seconds) = join.armed_seconds {
+        writeln!(out, "        both sides were armed at once for {}", span(seconds))?;
+    }
     let reasons = SetAside::ALL.iter().filter(|r| join.set_aside.of(**r) > 0);
     let rows: Vec<[String; 3]> = reasons
         .map(|r| {
@@ -327,6 +331,11 @@ pub(crate) fn time(ns: f64) -> String {
         _ => 0,
     };
     format!("{value:.digits$} {unit}")
+}
+
+/// A length of time, to a tenth of a second, or to three digits where it is shorter than one.
+fn span(seconds: f64) -> String {
+    if seconds < 0.9995 { time(seconds * 1e9) } else { format!("{seconds:.1} s") }
 }
 
 /// Nanoseconds as seconds, to the microsecond.

@@ -688,8 +688,14 @@ fn windows_in_step_join_whole_and_what_is_cut_by_one_side_is_outside_and_not_los
         let clock = joined.clock().unwrap();
         assert!(clock.uncertainty_ns < 10_000, "{clock:?}");
         let report = report(&joined, &ReportOptions::default()).unwrap();
-        let windows = report.host.unwrap().windows.unwrap();
+        let windows = report.host.as_ref().unwrap().windows.unwrap();
         assert!((0.2..0.3).contains(&windows.share), "{windows:?}");
+        // Each slice is shorter in both by what they disagree.
+        let both = report.join.as_ref().unwrap().armed_seconds.unwrap();
+        let expected = windows.armed_seconds * (5e6 - late.abs() as f64) / 5e6;
+        assert!((both - expected).abs() < 0.05 * expected, "{both} of {windows:?}, {late} apart");
+        let table = report.to_table();
+        assert!(table.contains("both sides were armed at once for "), "{table}");
     }
 }
 
@@ -703,7 +709,20 @@ fn windows_on_one_side_join_with_a_whole_recording_on_the_other() {
         let a = joined.accounting();
         assert_eq!(a.host.of(SetAside::Lost) + a.target.of(SetAside::Lost), 0, "{target}: {a:?}");
         assert!(a.host.of(SetAside::Outside) + a.target.of(SetAside::Outside) > 10_000, "{a:?}");
+        let report = report(&joined, &ReportOptions::default()).unwrap();
+        let windows = [report.host, report.target].into_iter().flatten().find_map(|run| run.windows).unwrap();
+        let both = report.join.unwrap().armed_seconds.unwrap();
+        assert!((both - windows.armed_seconds).abs() < 0.05 * both, "{both} of {windows:?}");
     }
+}
+
+#[test]
+fn one_window_is_one_and_short_times_have_their_digits() {
+    let mut runs = long_load().record();
+    runs.host.in_windows(140_000_000, 100_000_000_000, 1);
+    let report = report(&joins(&runs, 0.999), &ReportOptions::default()).unwrap();
+    let table = report.to_table();
+    assert!(table.contains("in 1 window of 140 ms each 100 s: armed for 140 ms, "), "{table}");
 }
 
 #[test]

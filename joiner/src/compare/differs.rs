@@ -5,6 +5,8 @@ use super::input::{Reading, Sample};
 use super::resample::BETWEEN_RUNS;
 use super::{ClassName, Form};
 use crate::describe::wall_clock;
+use crate::order::overlaps;
+use crate::report::length;
 use run_format::{Manifest, Nanos, Side};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,12 +63,11 @@ pub(crate) fn rate(reading: &Reading) -> (f64, f64) {
     });
     let (first, last) =
         times.fold((i64::MAX, i64::MIN), |(first, last), (start, end)| (first.min(start), last.max(end)));
-    // Runs in windows have commands only in those; joined ones were in both sides'.
-    // A recording that was killed in its first window has commands and no slice.
-    let armed = reading.manifests.iter().filter_map(|m| m.windows).map(|windows| windows.armed_ns);
-    let windows = armed.filter(|&armed| armed > 0).min();
-    let whole = last.saturating_sub(first).max(1) as f64;
-    let seconds = windows.map_or(whole, |armed| whole.min(armed as f64)) / 1e9;
+    // Runs in windows have commands only in those, and joined ones in what both sides' windows have in common. A
+    // recording that was killed in its first window may have commands and no slice.
+    let armed = reading.armed.as_ref().map(|slices| length(&overlaps(slices, &[(first, last)])));
+    let whole = last.saturating_sub(first).max(1);
+    let seconds = armed.filter(|&armed| armed > 0).unwrap_or(whole) as f64 / 1e9;
     let one_in = reading.manifests.iter().map(|m| m.one_in.max(1)).max().unwrap_or(1);
     let all = reading.commands() as f64 * f64::from(one_in);
     let busy: f64 =

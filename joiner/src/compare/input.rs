@@ -292,6 +292,9 @@ pub(crate) struct Reading {
     /// The share of commands inside both recordings that were joined; 1 for one side.
     pub(crate) joined_share: f64,
     pub(crate) classes: BTreeMap<ClassKey, Sample>,
+    /// From when to when all sides of it were armed at once, in order and on the clock of [`Sample::start`]; `None`
+    /// where they were throughout.
+    pub(crate) armed: Option<Vec<(i64, i64)>>,
     pub(crate) notes: Vec<String>,
 }
 
@@ -364,6 +367,7 @@ impl Reading {
             queues: joined.links().len(),
             joined_share: accounting.joined as f64 / inside as f64,
             classes,
+            armed: joined.in_both(),
             notes: joined.notes().to_vec(),
         })
     }
@@ -405,6 +409,7 @@ impl Reading {
             queues: used.len(),
             joined_share: 1.0,
             classes,
+            armed: run.slices.as_deref().map(<[_]>::to_vec),
             notes: Vec::new(),
         })
     }

@@ -406,6 +406,31 @@ fn a_stall_at_the_end_is_no_load() {
 }
 
 #[test]
+fn rates_of_windowed_pairs_are_those_of_the_time_in_which_both_sides_were_armed() {
+    let load = Load { commands: 60_000, depth: 4, pause_ns: 60_000.0, weather: None, ..load(1) };
+    let (whole, whole_in_flight) = rate(&read(&on_one_machine(load.record())));
+    // In step, half a window apart either way, and one side throughout.
+    for (host, target) in [
+        (Some(0), Some(0)),
+        (Some(0), Some(2_500_000)),
+        (Some(2_500_000), Some(0)),
+        (Some(0), None),
+        (None, Some(0)),
+    ] {
+        let mut runs = on_one_machine(load.record());
+        for (run, late) in [(&mut runs.host, host), (&mut runs.target, target)] {
+            if let Some(late) = late {
+                run.in_windows(5_000_000, 20_000_000, late);
+            }
+        }
+        let (windowed, in_flight) = rate(&read(&runs));
+        // A command that a window cuts is in neither run.
+        assert!((0.9..1.05).contains(&(windowed / whole)), "{host:?} {target:?}: {windowed} of {whole}");
+        assert!((0.85..1.05).contains(&(in_flight / whole_in_flight)), "{in_flight} of {whole_in_flight}");
+    }
+}
+
+#[test]
 fn a_gate_holds_only_where_twice_its_bound_would_have_shown() {
     let certain = made_up(&latencies(1, 3_000, 1.0), 0);
     let mut random = Random::new(5);
