@@ -665,7 +665,7 @@ impl Recorded {
             every_ns: every,
             slices: slices.len() as u64,
             armed_ns: slices.len() as u64 * length,
-            skipped: 0,
+            ..Windows::default()
         });
         self.manifest.counters.recorded = self.commands.len() as u64;
         self.manifest.counters.seen = self.commands.len() as u64;

@@ -9,6 +9,11 @@ pub enum Error {
     /// The output directory is already there.
     #[error("{0} is already there: choose another name with -o, or replace it with --force")]
     Exists(PathBuf),
+    /// Another recorder is writing into the directory.
+    #[error(
+        "{0} is being recorded into by another fabscope: choose another name with -o, or end that recording first"
+    )]
+    InUse(PathBuf),
     /// The thing to replace is not a run.
     #[error(
         "{0} is there and is not a fabscope run, so --force does not replace it: choose another name with -o"
@@ -66,7 +71,7 @@ pub enum Error {
     )]
     Damaged(PathBuf),
     /// The list of a windowed run's slices is damaged.
-    #[error("{path}: line {line}: {reason}: the run was damaged after it was recorded")]
+    #[error("{path}: {}{reason}: the run was damaged after it was recorded", at(*line))]
     Slices {
         /// The file.
         path: PathBuf,
@@ -88,6 +93,11 @@ pub enum Error {
     /// The thread that writes segments ended unexpectedly.
     #[error("{0}: the writer of this run ended unexpectedly; what it wrote before is kept")]
     WriterGone(PathBuf),
+}
+
+/// Where in a file something is wrong; nothing where it is the file as a whole.
+fn at(line: usize) -> String {
+    if line == 0 { String::new() } else { format!("line {line}: ") }
 }
 
 impl Error {

@@ -183,8 +183,16 @@ pub struct Windows {
     pub slices: u64,
     /// How long they were together.
     pub armed_ns: u64,
-    /// Windows that were left out, because the probes were not in place in time.
+    /// How long probes were in place altogether: also before a slice, while the last of them came, and after it.
+    #[serde(default)]
+    pub in_place_ns: u64,
+    /// Windows that came while it recorded and were left out: the probes could not be in place in time, or a budget
+    /// did not allow it.
     pub skipped: u64,
+    /// While a run is open, the slice that was under way when this was written, as far as it was to go. What of it was
+    /// recorded ends with the run's window.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub under_way: Option<Window>,
 }
 
 /// The same instant on two clocks of one machine.

@@ -2,8 +2,8 @@
 //! ends. It knows no commands.
 //!
 //! The file only grows, so a day of one slice a second costs 86,400 short appends and no rewriting. A line counts
-//! when it is whole: what a `kill -9` or a full disk cut off in the middle reads as never written. DuckDB, pandas
-//! and polars read the file as it is.
+//! when it is whole: what a `kill -9` or a full disk cut off in the middle reads as never written. The slice that was
+//! under way then is in the manifest, up to the last segment. DuckDB, pandas and polars read the file as it is.
 
 use crate::{ClockPair, Error, Manifest, Nanos, State, Window};
 use std::fs::{self, File, OpenOptions};
@@ -70,9 +70,20 @@ pub(crate) fn read(directory: &Path, manifest: &Manifest) -> Result<Option<Vec<W
         return Err(bad(&path, 0, "it is no list of slices"));
     }
     let bytes = fs::read(&path).map_err(io)?;
-    let slices = parse(&path, &bytes)?;
+    let mut slices = parse(&path, &bytes)?;
     within(&path, &slices, manifest)?;
+    slices.extend(under_way(&slices, manifest));
     Ok(Some(slices))
+}
+
+/// The slice in which a recording was cut short, as far as its commands reached the disk. The list may have it
+/// already: it is written with every slice, and the manifest with every segment.
+fn under_way(slices: &[Window], manifest: &Manifest) -> Option<Window> {
+    let slice = manifest.windows.filter(|_| manifest.state == State::Open)?.under_way?;
+    let end_ns = slice.end_ns.min(manifest.window.end_ns);
+    let follows = slices.last().is_none_or(|last| last.end_ns <= slice.start_ns);
+    (follows && manifest.window.start_ns <= slice.start_ns && slice.start_ns < end_ns)
+        .then_some(Window { end_ns, ..slice })
 }
 
 fn bad(path: &Path, line: usize, reason: &str) -> Error {

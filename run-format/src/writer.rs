@@ -11,7 +11,7 @@ use crate::{
     Command, Counters, Error, Event, Manifest, Nanos, Queue, QueueId, Sink, State, Window, clock_pair,
 };
 use polars::prelude::{DataFrame, ParquetCompression, ParquetWriter};
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -43,6 +43,8 @@ pub struct RunWriter {
     failed: Option<Error>,
     recorded: u64,
     slices: Option<SliceLog>,
+    /// Keeps other recorders out of the directory.
+    _lock: Option<File>,
 }
 
 /// What the writing thread is given.
@@ -60,6 +62,9 @@ impl RunWriter {
     /// # Errors
     /// As those of [`RunWriter::create`].
     pub fn may_create(directory: &Path, force: bool) -> Result<(), Error> {
+        if directory.is_dir() {
+            lock(directory)?;
+        }
         replaced(directory, force).map(drop)
     }
 
@@ -67,9 +72,9 @@ impl RunWriter {
     /// `force` replaces it if it is a run.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::NotOurs`], or what the file system says.
+    /// [`Error::Exists`], [`Error::NotOurs`], [`Error::InUse`], or what the file system says.
     pub fn create(directory: &Path, manifest: Manifest, force: bool) -> Result<RunWriter, Error> {
-        make_directory(directory, force)?;
+        let lock = make_directory(directory, force)?;
         for folder in ["commands", "queues"] {
             let path = directory.join(folder);
             fs::create_dir(&path).map_err(io("create", &path))?;
@@ -107,6 +112,7 @@ impl RunWriter {
             failed: None,
             recorded: 0,
             slices,
+            _lock: lock,
         })
     }
 
@@ -127,6 +133,14 @@ impl RunWriter {
         self.recorded
     }
 
+    /// A slice of a windowed run has begun, and is to end when it says. If the recording is cut short in it, the run
+    /// has it up to its last segment.
+    pub fn slice_begins(&mut self, slice: Window) {
+        if let Some(windows) = &mut self.manifest.windows {
+            windows.under_way = Some(slice);
+        }
+    }
+
     /// A slice of a windowed run is over: it is written at once, and counted in the manifest.
     ///
     /// # Errors
@@ -135,6 +149,7 @@ impl RunWriter {
         let (Some(log), Some(windows)) = (&mut self.slices, &mut self.manifest.windows) else {
             return Ok(());
         };
+        windows.under_way = None;
         if slice.start_ns >= slice.end_ns {
             return Ok(());
         }
@@ -144,14 +159,19 @@ impl RunWriter {
         Ok(())
     }
 
+    /// Whether [`RunWriter::tick`] would write a segment, and the manifest with it, which is to be up to date then.
+    #[must_use]
+    pub fn is_due(&self) -> bool {
+        self.last.elapsed() >= SEGMENT_EVERY || self.batch.len() >= SEGMENT_ROWS
+    }
+
     /// Writes a segment if it is time; to be called several times a second.
     ///
     /// # Errors
     /// What an earlier or this segment's writing ended with. After an error nothing more is written.
     pub fn tick(&mut self) -> Result<(), Error> {
         self.collect();
-        if self.failed.is_none() && (self.last.elapsed() >= SEGMENT_EVERY || self.batch.len() >= SEGMENT_ROWS)
-        {
+        if self.failed.is_none() && self.is_due() {
             self.hand_over();
         }
         self.failed.take().map_or(Ok(()), Err)
@@ -182,7 +202,12 @@ impl RunWriter {
     /// Gives the batch to the writing thread. An error waits in `failed` for the next tick.
     fn hand_over(&mut self) {
         self.last = Instant::now();
-        self.manifest.counters.recorded = self.manifest.counters.recorded.max(self.recorded);
+        // The recorder's counters may be older than the last commands.
+        let counters = &mut self.manifest.counters;
+        counters.recorded = counters.recorded.max(self.recorded);
+        let known =
+            counters.recorded.saturating_add(counters.unsampled).saturating_add(counters.lost.total());
+        counters.seen = counters.seen.max(known);
         let empty = self.spare.pop().unwrap_or_else(|| Batch::new(self.manifest.side));
         let job = Job {
             batch: std::mem::replace(&mut self.batch, empty),
@@ -276,14 +301,30 @@ fn io(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error 
     move |source| Error::Io { doing, path, source }
 }
 
-fn make_directory(directory: &Path, force: bool) -> Result<(), Error> {
+/// Makes the directory, empty and for this recorder alone.
+fn make_directory(directory: &Path, force: bool) -> Result<Option<File>, Error> {
+    // What is not to be replaced is not to be touched.
+    replaced(directory, force)?;
+    fs::create_dir_all(directory).map_err(io("create", directory))?;
+    let lock = lock(directory)?;
     // The directory itself stays: it may be the current one, or one that something is mounted on.
     for path in replaced(directory, force)? {
         let is_directory = fs::symlink_metadata(&path).is_ok_and(|m| m.is_dir());
         let removed = if is_directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
         removed.map_err(io("remove", &path))?;
     }
-    fs::create_dir_all(directory).map_err(io("create", directory))
+    Ok(lock)
+}
+
+/// Keeps a directory for one recorder, as long as the file is open (`flock(2)`; readers do not ask). None where the
+/// file system has no locks.
+fn lock(directory: &Path) -> Result<Option<File>, Error> {
+    let file = File::open(directory).map_err(io("open", directory))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Err(Error::InUse(directory.to_owned())),
+        Err(TryLockError::Error(_)) => Ok(None),
+    }
 }
 
 /// What is in a directory that a run may replace.

@@ -398,6 +398,70 @@ fn a_run_that_was_cut_short_has_the_slices_of_its_list() {
 }
 
 #[test]
+fn a_slice_in_which_a_recording_was_cut_short_goes_up_to_the_last_segment() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.run");
+    let begins = |start, end| {
+        let mut writer = windowed_until_now(&path);
+        writer.slice_begins(Window { start_ns: Nanos(start), end_ns: Nanos(end) });
+        writer.command(&command(1));
+        drop(writer);
+        let run = Run::open(&path).unwrap();
+        let last = run.slices().unwrap().unwrap().last().map(|slice| (slice.start_ns.0, slice.end_ns.0));
+        let said = run.manifest().windows.map(|w| (w.slices, w.armed_ns)).unwrap();
+        fs::remove_dir_all(&path).unwrap();
+        (last.unwrap(), said)
+    };
+    // The window of the run ends at 400.
+    assert_eq!(begins(300, 310), ((300, 310), (3, 30)));
+    assert_eq!(begins(300, 900), ((300, 400), (3, 120)));
+    // Nothing of it had reached the disk; it is in the list already.
+    assert_eq!(begins(400, 900), ((200, 210), (2, 20)));
+    assert_eq!(begins(200, 210), ((200, 210), (2, 20)));
+    // A slice that is over is written once.
+    let mut writer = windowed_until_now(&path);
+    let slice = Window { start_ns: Nanos(300), end_ns: Nanos(310) };
+    writer.slice_begins(slice);
+    writer.slice(slice).unwrap();
+    writer.command(&command(1));
+    drop(writer);
+    assert_eq!(Run::open(&path).unwrap().slices().unwrap().unwrap().len(), 3);
+}
+
+#[test]
+fn a_run_that_is_cut_short_saw_no_fewer_commands_than_it_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.run");
+    let mut writer = RunWriter::create(&path, manifest(Side::Host), false).unwrap();
+    writer.manifest().counters = Counters { seen: 9, recorded: 2, unsampled: 7, ..Counters::default() };
+    (0..5).for_each(|n| writer.command(&command(n)));
+    std::thread::sleep(Duration::from_millis(600));
+    assert!(writer.is_due());
+    writer.tick().unwrap();
+    assert!(!writer.is_due());
+    drop(writer);
+    let run = Run::open(&path).unwrap();
+    assert_eq!((count(&run), run.manifest().counters.recorded, run.manifest().counters.seen), (5, 5, 12));
+}
+
+#[test]
+fn two_recorders_do_not_share_a_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.run");
+    let create = || RunWriter::create(&path, manifest(Side::Host), true);
+    let mut first = create().unwrap();
+    for error in [create().unwrap_err(), RunWriter::may_create(&path, true).unwrap_err()] {
+        assert!(matches!(error, Error::InUse(_)), "{error}");
+        assert!(error.to_string().contains("another fabscope"), "{error}");
+    }
+    first.command(&command(1));
+    first.close(Counters::default(), Nanos(9)).unwrap();
+    assert_eq!(count(&Run::open(&path).unwrap()), 1, "nothing of it was removed");
+    RunWriter::may_create(&path, true).unwrap();
+    drop(create().unwrap());
+}
+
+#[test]
 fn slices_that_no_recorder_wrote_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.run");
@@ -420,7 +484,9 @@ fn slices_that_no_recorder_wrote_are_refused() {
     assert_eq!(refused("start_ns,end_ns,realtime_ns\n"), 2);
     assert_eq!(refused(""), 2);
     fs::remove_file(&list).unwrap();
-    assert!(matches!(Run::open(&path).unwrap().slices(), Err(Error::Slices { line: 0, .. })));
+    // What is wrong with the file as a whole is in no line.
+    let missing = Run::open(&path).unwrap().slices().unwrap_err().to_string();
+    assert!(missing.contains("slices.csv: it is missing: the run was damaged"), "{missing}");
     fs::create_dir(&list).unwrap();
     assert!(Run::open(&path).unwrap().slices().is_err());
 }
