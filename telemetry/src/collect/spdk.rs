@@ -1,0 +1,389 @@
+//! What an SPDK target counts of itself, over its JSON-RPC (SPDK's `doc/jsonrpc.md`).
+//!
+//! The target answers on its app thread, mostly on a reactor that also serves I/O, and most of these methods visit
+//! every thread once. So they are asked seldom: once a second at most.
+
+use super::rpc::{Rpc, RpcError};
+use super::{Collector, Lack, Subject};
+use crate::about::metrics;
+use crate::text::value;
+use crate::{About, Nanos, ObjectId, Rows};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+metrics! {
+    ReactorBusy = "reactor_busy", "ns", Counter64, "a reactor's time in which its pollers did something (object: `lcore N`)";
+    ReactorIdle = "reactor_idle", "ns", Counter64, "a reactor's time in which its pollers found nothing";
+    ReactorThreads = "reactor_threads", "", Gauge, "SPDK threads on the reactor";
+    ReactorInterrupt = "reactor_in_interrupt", "", Gauge, "1 where the reactor sleeps until an interrupt and does not poll";
+    ThreadBusy = "thread_busy", "ns", Counter64, "an SPDK thread's time in which its pollers did something (object: the thread)";
+    ThreadIdle = "thread_idle", "ns", Counter64, "an SPDK thread's time in which its pollers found nothing";
+    ThreadPollers = "thread_active_pollers", "", Gauge, "pollers that run each time";
+    AdminQpairs = "admin_qpairs", "", Gauge, "admin queues of a poll group at present (object: the poll group)";
+    IoQpairs = "io_qpairs", "", Gauge, "I/O queues of a poll group at present";
+    PendingBdevIo = "pending_bdev_io", "", Counter64, "commands that had to wait for a bdev_io";
+    Completed = "completed_nvme_io", "", Counter64, "commands that a poll group completed";
+    BdevReads = "bdev_reads", "", Counter64, "reads that a bdev completed (object: the bdev)";
+    BdevWrites = "bdev_writes", "", Counter64, "writes that a bdev completed";
+    BdevReadBytes = "bdev_read_bytes", "bytes", Counter64, "read from a bdev";
+    BdevWrittenBytes = "bdev_written_bytes", "bytes", Counter64, "written to a bdev";
+    BdevReadTime = "bdev_read_time", "ns", Counter64, "that reads took in a bdev, all together";
+    BdevWriteTime = "bdev_write_time", "ns", Counter64, "that writes took in a bdev, all together";
+    BdevQueueDepth = "bdev_queue_depth", "", Gauge, "in flight on a bdev, where SPDK was told to sample it";
+    BufferCache = "buffer_cache_hits", "", Counter64, "buffers taken from a thread's own cache (object: `MODULE small` or `MODULE large`)";
+    BufferMain = "buffer_pool_hits", "", Counter64, "buffers taken from the common pool";
+    BufferRetry = "buffer_waits", "", Counter64, "times that no buffer was there and a command had to wait";
+    PollGroupTransport = "transport_pending_buffers", "", Counter64, "times that a transport's commands waited for a data buffer (object: `POLL GROUP TRANSPORT`)";
+}
+
+pub(super) const ABOUT: About = About {
+    name: "spdk",
+    source: "framework_get_reactors, thread_get_stats, nvmf_get_stats, bdev_get_iostat, iobuf_get_stats over the RPC socket",
+    object: "as each metric says",
+    at_most_every: Some(Duration::from_secs(1)),
+    waits: true,
+    metrics: METRICS,
+    further: "",
+    lacks: "where the kernel is recorded or the process has no RPC socket; methods that its version has not; transport_pending_buffers for TCP, which has none (`buffer_waits` of nvmf_TCP tells)",
+};
+
+/// Takes a method's answer.
+type Take = fn(&Value, &mut Rows);
+
+const METHODS: [(&str, Take); 5] = [
+    ("framework_get_reactors", reactors),
+    ("thread_get_stats", threads),
+    ("nvmf_get_stats", poll_groups),
+    ("bdev_get_iostat", bdevs),
+    ("iobuf_get_stats", buffers),
+];
+
+/// Calls in a row that may come to nothing.
+const FAILURES: u32 = 3;
+
+/// The collector.
+#[derive(Debug)]
+pub(super) struct Spdk {
+    path: PathBuf,
+    rpc: Option<Rpc>,
+    refused: [bool; METHODS.len()],
+    failures: u32,
+}
+
+impl Spdk {
+    pub(super) fn open(subject: &Subject) -> Result<Spdk, Lack> {
+        let mut last = match subject.pid {
+            None => Lack("the kernel is recorded, not SPDK".to_owned()),
+            Some(_) => Lack("the process listens on no socket that answers SPDK's RPC".to_owned()),
+        };
+        for path in &subject.rpc {
+            match answers(path) {
+                Ok(rpc) => {
+                    let path = path.clone();
+                    return Ok(Spdk { path, rpc: Some(rpc), refused: [false; METHODS.len()], failures: 0 });
+                }
+                Err(lack) => last = lack,
+            }
+        }
+        Err(last)
+    }
+}
+
+/// Whether SPDK answers there.
+fn answers(path: &Path) -> Result<Rpc, Lack> {
+    let mut rpc = Rpc::open(path).map_err(|e| Lack::of(path, &e))?;
+    match rpc.call("spdk_get_version") {
+        Ok(_) => Ok(rpc),
+        Err(error) => Err(Lack(format!("{}: {error}", path.display()))),
+    }
+}
+
+impl Collector for Spdk {
+    fn about(&self) -> &'static About {
+        &ABOUT
+    }
+
+    fn sample(&mut self, _: Nanos, rows: &mut Rows) -> Result<(), Lack> {
+        let lost = |error: &dyn std::fmt::Display, path: &Path| Lack(format!("{}: {error}", path.display()));
+        if self.rpc.is_none() {
+            match Rpc::open(&self.path) {
+                Ok(rpc) => self.rpc = Some(rpc),
+                Err(error) => {
+                    self.failures += 1;
+                    return if self.failures >= FAILURES { Err(lost(&error, &self.path)) } else { Ok(()) };
+                }
+            }
+        }
+        let Some(rpc) = &mut self.rpc else { return Ok(()) };
+        for ((method, take), refused) in METHODS.iter().zip(&mut self.refused) {
+            if *refused {
+                continue;
+            }
+            match rpc.call(method) {
+                Ok(answer) => take(&answer, rows),
+                Err(error @ RpcError::Refused { .. }) => {
+                    *refused = true;
+                    rows.lack("", &error.to_string());
+                }
+                Err(error @ RpcError::Broken(_)) => {
+                    self.rpc = None;
+                    self.failures += 1;
+                    return if self.failures >= FAILURES { Err(lost(&error, &self.path)) } else { Ok(()) };
+                }
+            }
+        }
+        self.failures = 0;
+        Ok(())
+    }
+}
+
+fn list<'a>(of: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {
+    of.get(name).and_then(Value::as_array).into_iter().flatten()
+}
+
+fn named(of: &Value, rows: &mut Rows) -> Option<ObjectId> {
+    rows.object(of.get("name")?.as_str()?)
+}
+
+fn counts(of: &Value, object: ObjectId, metrics: &[(M, &str)], rows: &mut Rows) {
+    for (metric, name) in metrics {
+        if let Some(count) = of.get(name).and_then(Value::as_u64) {
+            rows.count(object, *metric, count);
+        }
+    }
+}
+
+/// Ticks as nanoseconds, by the rate that the answer tells.
+fn times(answer: &Value, of: &Value, object: ObjectId, metrics: &[(M, &str)], rows: &mut Rows) {
+    let Some(rate) = answer.get("tick_rate").and_then(Value::as_u64).filter(|rate| *rate > 0) else { return };
+    for (metric, name) in metrics {
+        if let Some(ticks) = of.get(name).and_then(Value::as_u64) {
+            let ns = u128::from(ticks) * 1_000_000_000 / u128::from(rate);
+            if let Ok(ns) = u64::try_from(ns) {
+                rows.put(object, *metric, value(ns));
+            }
+        }
+    }
+}
+
+fn reactors(answer: &Value, rows: &mut Rows) {
+    for reactor in list(answer, "reactors") {
+        let Some(core) = reactor.get("lcore").and_then(Value::as_u64) else { continue };
+        let Some(object) = rows.object(&format!("lcore {core}")) else { return };
+        times(answer, reactor, object, &[(M::ReactorBusy, "busy"), (M::ReactorIdle, "idle")], rows);
+        if let Some(threads) = reactor.get("lw_threads").and_then(Value::as_array) {
+            rows.count(object, M::ReactorThreads, threads.len() as u64);
+        }
+        if let Some(sleeps) = reactor.get("in_interrupt").and_then(Value::as_bool) {
+            rows.count(object, M::ReactorInterrupt, u64::from(sleeps));
+        }
+    }
+}
+
+fn threads(answer: &Value, rows: &mut Rows) {
+    for thread in list(answer, "threads") {
+        let Some(object) = named(thread, rows) else { continue };
+        times(answer, thread, object, &[(M::ThreadBusy, "busy"), (M::ThreadIdle, "idle")], rows);
+        counts(thread, object, &[(M::ThreadPollers, "active_pollers_count")], rows);
+    }
+}
+
+fn poll_groups(answer: &Value, rows: &mut Rows) {
+    for group in list(answer, "poll_groups") {
+        let Some(object) = named(group, rows) else { continue };
+        let metrics = [
+            (M::AdminQpairs, "current_admin_qpairs"),
+            (M::IoQpairs, "current_io_qpairs"),
+            (M::PendingBdevIo, "pending_bdev_io"),
+            (M::Completed, "completed_nvme_io"),
+        ];
+        counts(group, object, &metrics, rows);
+        for transport in list(group, "transports") {
+            let names =
+                (group.get("name").and_then(Value::as_str), transport.get("trtype").and_then(Value::as_str));
+            let (Some(group), Some(transport_name)) = names else { continue };
+            let waits = transport.get("pending_data_buffer").and_then(Value::as_u64);
+            if let (Some(waits), Some(object)) = (waits, rows.object(&format!("{group} {transport_name}"))) {
+                rows.count(object, M::PollGroupTransport, waits);
+            }
+        }
+    }
+}
+
+fn bdevs(answer: &Value, rows: &mut Rows) {
+    for bdev in list(answer, "bdevs") {
+        let Some(object) = named(bdev, rows) else { continue };
+        let metrics = [
+            (M::BdevReads, "num_read_ops"),
+            (M::BdevWrites, "num_write_ops"),
+            (M::BdevReadBytes, "bytes_read"),
+            (M::BdevWrittenBytes, "bytes_written"),
+            (M::BdevQueueDepth, "queue_depth"),
+        ];
+        counts(bdev, object, &metrics, rows);
+        let metrics = [(M::BdevReadTime, "read_latency_ticks"), (M::BdevWriteTime, "write_latency_ticks")];
+        times(answer, bdev, object, &metrics, rows);
+    }
+}
+
+fn buffers(answer: &Value, rows: &mut Rows) {
+    for module in answer.as_array().into_iter().flatten() {
+        let Some(name) = module.get("module").and_then(Value::as_str) else { continue };
+        for (pool, size) in [("small_pool", "small"), ("large_pool", "large")] {
+            let Some(pool) = module.get(pool) else { continue };
+            let Some(object) = rows.object(&format!("{name} {size}")) else { return };
+            let metrics = [(M::BufferCache, "cache"), (M::BufferMain, "main"), (M::BufferRetry, "retry")];
+            counts(pool, object, &metrics, rows);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rpc::tests::serve;
+    use super::*;
+    use crate::rows::tests::{key, sampled, values};
+    use proptest::prelude::*;
+
+    fn answer(method: &str) -> Option<&'static str> {
+        Some(match method {
+            "spdk_get_version" => r#"{"version":"SPDK v26.05"}"#,
+            "framework_get_reactors" => {
+                r#"{"tick_rate":2000000000,"pid":1,"reactors":[{"lcore":3,"busy":4000000000,"idle":18446744073709551615,"in_interrupt":false,"lw_threads":[{"name":"app_thread"}]}]}"#
+            }
+            "thread_get_stats" => {
+                r#"{"tick_rate":2000000000,"threads":[{"name":"app_thread","busy":10,"idle":20,"active_pollers_count":2}]}"#
+            }
+            "nvmf_get_stats" => {
+                r#"{"poll_groups":[{"name":"g0","admin_qpairs":9,"current_io_qpairs":4,"pending_bdev_io":1,"completed_nvme_io":7,"transports":[{"trtype":"RDMA","pending_data_buffer":12}]}]}"#
+            }
+            "bdev_get_iostat" => {
+                r#"{"tick_rate":2000000000,"bdevs":[{"name":"M0","bytes_read":8192,"num_read_ops":2,"read_latency_ticks":3000}]}"#
+            }
+            _ => return None,
+        })
+    }
+
+    fn subject(path: PathBuf) -> Subject {
+        Subject { pid: Some(1), rpc: vec!["/nonexistent.sock".into(), path], ..Subject::default() }
+    }
+
+    #[test]
+    fn each_method_s_figures_are_taken_and_one_that_is_not_there_is_told_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (asked, count) = std::sync::mpsc::channel();
+        let path = serve(folder.path(), move |method, id| {
+            asked.send(method.to_owned()).unwrap();
+            Some(match answer(method) {
+                Some(result) => format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#),
+                None => format!(
+                    r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-32601,"message":"Method not found"}}}}"#
+                ),
+            })
+        });
+        let mut spdk = Spdk::open(&subject(path)).unwrap();
+        let mut rows = Rows::new(&ABOUT);
+        for at in 1..4 {
+            rows.begin(Nanos(at));
+            spdk.sample(Nanos(at), &mut rows).unwrap();
+            rows.finish(Nanos(0));
+        }
+        let found = values(&rows);
+        for (object, metric, value) in [
+            ("lcore 3", "reactor_busy", 2e9),
+            ("lcore 3", "reactor_threads", 1.0),
+            ("app_thread", "thread_idle", 10.0),
+            ("g0", "io_qpairs", 4.0),
+            ("g0 RDMA", "transport_pending_buffers", 12.0),
+            ("M0", "bdev_read_bytes", 8192.0),
+            ("M0", "bdev_read_time", 1500.0),
+        ] {
+            assert_eq!(found.get(&key(object, metric)), Some(&value), "{object} {metric}");
+        }
+        assert_eq!(
+            rows.lacks(),
+            [(String::new(), "iobuf_get_stats is refused: Method not found".to_owned())]
+        );
+        assert_eq!(count.try_iter().filter(|method| method == "iobuf_get_stats").count(), 1);
+    }
+
+    #[test]
+    fn buffers_of_each_module_and_size() {
+        let answer: Value = serde_json::from_str(
+            r#"[{"module":"nvmf_TCP","small_pool":{"cache":6566,"main":1,"retry":2,"cache_size":4096},"large_pool":{"cache":0}}]"#,
+        )
+        .unwrap();
+        let found = sampled(&ABOUT, |rows| buffers(&answer, rows));
+        assert_eq!(found[&key("nvmf_TCP small", "buffer_waits")], 2.0);
+        assert_eq!(found.len(), 4);
+    }
+
+    #[test]
+    fn a_target_that_ends_ends_the_collector_and_not_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = serve(folder.path(), |method, id| {
+            (method == "spdk_get_version").then(|| format!(r#"{{"jsonrpc":"2.0","id":{id},"result":1}}"#))
+        });
+        let mut spdk = Spdk::open(&subject(path)).unwrap();
+        let mut rows = Rows::new(&ABOUT);
+        rows.begin(Nanos(1));
+        assert!(spdk.sample(Nanos(1), &mut rows).is_ok());
+        assert!(spdk.sample(Nanos(2), &mut rows).is_ok());
+        assert!(spdk.sample(Nanos(3), &mut rows).is_err());
+    }
+
+    #[test]
+    fn without_spdk_it_is_told() {
+        let lack = Spdk::open(&Subject::default()).unwrap_err().to_string();
+        assert!(lack.contains("kernel is recorded"), "{lack}");
+        let lack = Spdk::open(&subject("/nonexistent.sock".into())).unwrap_err().to_string();
+        assert!(lack.contains("nonexistent"), "{lack}");
+    }
+
+    fn any_json() -> impl Strategy<Value = Value> {
+        let names = prop::sample::select(vec![
+            "reactors",
+            "threads",
+            "poll_groups",
+            "bdevs",
+            "name",
+            "tick_rate",
+            "busy",
+            "lcore",
+            "transports",
+            "module",
+            "small_pool",
+            "retry",
+            "trtype",
+            "lw_threads",
+            "num_read_ops",
+        ]);
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<u64>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            "[a-z]{0,6}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 48, 6, move |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::btree_map(names.clone().prop_map(str::to_owned), inner, 0..6)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_answer_is_taken_or_left(answer in any_json()) {
+            let found = sampled(&ABOUT, |rows| {
+                for (_, take) in METHODS {
+                    take(&answer, rows);
+                }
+            });
+            prop_assert!(found.values().all(|value| value.is_finite()));
+        }
+    }
+}
