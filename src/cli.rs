@@ -88,18 +88,18 @@ pub struct RecordCommon {
     #[arg(long)]
     pub force: bool,
     /// How long to record, such as 30s, 500ms or 5m [default: until Ctrl-C, or until CMD ends].
-    #[arg(short, long, value_name = "TIME", value_parser = duration)]
+    #[arg(short, long, value_name = "TIME", value_parser = signed(duration), allow_hyphen_values = true)]
     pub duration: Option<Duration>,
     /// Arm the probes only in windows, such as 50ms/1s for 50 ms of each second; outside of them recording costs
     /// nothing. The two sides' windows are in step by their wall clocks.
-    #[arg(long, value_name = "LENGTH/EVERY", value_parser = crate::window::Spec::parse)]
+    #[arg(long, value_name = "LENGTH/EVERY", value_parser = signed(crate::window::Spec::parse), allow_hyphen_values = true)]
     pub window: Option<crate::window::Spec>,
     /// Measure what recording costs: arm the probes in one of every two windows, drawn at random, and compare. The
     /// report shows the cost beside the stages. Windows are 200 ms long where --window does not say.
     #[arg(long)]
     pub measure_overhead: bool,
     /// Keep one command in N, the same ones on both sides.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub sample: u32,
     /// Layout file for a stripped SPDK program, made from its matching build.
     #[arg(long, value_name = "FILE", requires = "spdk")]
@@ -109,13 +109,13 @@ pub struct RecordCommon {
     pub debug_file: Option<PathBuf>,
     /// What recording may add to each command on average: a share of the time that a command takes at present, such
     /// as 2%, or a time, such as 1us. It is kept by the source, else by --window, else the recording is refused.
-    #[arg(long, value_name = "P%|TIME", value_parser = crate::price::Budget::parse)]
+    #[arg(long, value_name = "P%|TIME", value_parser = signed(crate::price::Budget::parse), allow_hyphen_values = true)]
     pub max_overhead: Option<crate::price::Budget>,
     /// A label for the run, such as workload=fio-4k; may be given several times.
     #[arg(long, value_name = "NAME=VALUE", value_parser = label)]
     pub label: Vec<(String, String)>,
     /// Size of the kernel's ring buffer.
-    #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub ring_mib: u32,
     /// Show no progress.
     #[arg(short, long)]
@@ -184,7 +184,7 @@ pub struct Report {
     pub detail: bool,
     /// How much memory to take at most, about. Runs that do not fit are read part after part, and their percentiles
     /// are then within 0.1 %.
-    #[arg(long, value_name = "SIZE", default_value = "2GiB", value_parser = memory)]
+    #[arg(long, value_name = "SIZE", default_value = "2GiB", value_parser = signed(memory), allow_hyphen_values = true)]
     pub memory: u64,
     #[command(flatten)]
     pub format: FormatOption,
@@ -232,10 +232,10 @@ pub struct Compare {
     #[arg(long, value_name = "GATE", value_delimiter = ',', value_parser = joiner::Gate::parse)]
     pub gate: Vec<joiner::Gate>,
     /// The least change that counts: a share of the base, a time, or the larger of both.
-    #[arg(long, value_name = "P%,TIME", default_value = "2%,0.25us", value_parser = joiner::Floor::parse)]
+    #[arg(long, value_name = "P%,TIME", default_value = "2%,0.25us", value_parser = signed(joiner::Floor::parse), allow_hyphen_values = true)]
     pub floor: joiner::Floor,
     /// How surely all intervals of the comparison hold together.
-    #[arg(long, value_name = "P%", default_value = "99%", value_parser = confidence)]
+    #[arg(long, value_name = "P%", default_value = "99%", value_parser = signed(confidence), allow_hyphen_values = true)]
     pub confidence: f64,
     /// Show every figure of every stage in the table.
     #[arg(long)]
@@ -261,10 +261,10 @@ pub struct Demo {
     #[arg(long, value_name = "DIR")]
     pub keep: Option<PathBuf>,
     /// How much slower storage is made, such as 500us.
-    #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "500us", value_parser = signed(duration), allow_hyphen_values = true)]
     pub delay: Duration,
     /// How long each of the two recordings lasts.
-    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = signed(duration), allow_hyphen_values = true)]
     pub duration: Duration,
 }
 
@@ -287,15 +287,43 @@ pub enum SchemaOf {
     Compare,
 }
 
-/// An amount of memory with its unit, as bytes.
+/// What a value is whose first character is a hyphen: another option, where one was left out. Only numbers below
+/// nothing are for the values' own readers to refuse.
+fn is_option(text: &str) -> bool {
+    text.starts_with('-') && !text.contains(|c: char| c.is_ascii_digit())
+}
+
+/// A reader of values that may begin with a hyphen, so that `-1s` is refused for what it is.
+fn signed<T, E: std::fmt::Display>(
+    read: impl Fn(&str) -> Result<T, E> + Clone,
+) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| {
+        if is_option(text) {
+            return Err(format!("a value is missing: {text} is an option"));
+        }
+        read(text).map_err(|error| error.to_string())
+    }
+}
+
+/// An amount of memory with its unit, as bytes. Units are those of 1024 and of 1000, in any case.
 fn memory(text: &str) -> Result<u64, String> {
-    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let unit_at = text.find(|c: char| !c.is_ascii_digit() && !"-.".contains(c)).unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
-    let bytes = match unit.trim_start() {
-        "MiB" | "M" => 1u64 << 20,
-        "GiB" | "G" => 1 << 30,
-        "" => return Err(format!("{text:?} has no unit: write {text}GiB, or MiB")),
-        _ => return Err(format!("{unit:?} is not a unit of memory here: use MiB or GiB")),
+    let bytes = match unit.trim_start().to_ascii_lowercase().as_str() {
+        "kib" | "k" => 1u64 << 10,
+        "mib" | "m" => 1 << 20,
+        "gib" | "g" => 1 << 30,
+        "tib" | "t" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        "" => return Err(format!("{text:?} has no unit: write {text}GiB, or KiB, MiB, TiB, KB, MB, GB, TB")),
+        _ => {
+            return Err(format!(
+                "{unit:?} is not a unit of memory here: use KiB, MiB, GiB, TiB, KB, MB, GB or TB"
+            ));
+        }
     };
     let number: f64 = number.parse().map_err(|_| format!("{number:?} is not a number"))?;
     let bytes = number * bytes as f64;
@@ -307,7 +335,7 @@ fn memory(text: &str) -> Result<u64, String> {
 
 /// A duration: a number and one of us, ms, s, m, h.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let unit_at = text.find(|c: char| !c.is_ascii_digit() && !"-.".contains(c)).unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
     let nanos = match unit {
         "us" => 1e3,
@@ -346,7 +374,7 @@ fn label(text: &str) -> Result<(String, String), String> {
 #[cfg(test)]
 mod tests {
     use super::{Cli, duration};
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
     use std::time::Duration;
 
     #[test]
@@ -359,10 +387,51 @@ mod tests {
         assert_eq!(super::memory("2GiB"), Ok(2 << 30));
         assert_eq!(super::memory("1.5 GiB"), Ok(3 << 29));
         assert_eq!(super::memory("64M"), Ok(64 << 20));
+        for (text, bytes) in [
+            ("2gib", 2u64 << 30),
+            ("2GB", 2_000_000_000),
+            ("1TiB", 1 << 40),
+            ("1tb", 1_000_000_000_000),
+            ("100000 kib", 100_000 << 10),
+            ("200000KB", 200_000_000),
+            ("512Mb", 512_000_000),
+            ("2g", 2 << 30),
+        ] {
+            assert_eq!(super::memory(text), Ok(bytes), "{text}");
+        }
         for bad in
             ["2", "", "GiB", "0GiB", "63MiB", "-1GiB", "1.2.3GiB", "5 acres", "NaNGiB", "9999999999999GiB"]
         {
             assert!(super::memory(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn values_below_nothing_are_refused_for_what_they_are() {
+        let said = |arguments: &str| {
+            let arguments = arguments.split(' ');
+            Cli::try_parse_from(["fabscope"].into_iter().chain(arguments)).unwrap_err().to_string()
+        };
+        for (arguments, why) in [
+            ("record target --max-overhead -1", "less than nothing"),
+            ("record target --max-overhead -1us", "less than nothing"),
+            ("record target --max-overhead -2%", "more than 0%"),
+            ("record target --window -50ms/1s", "more than nothing"),
+            ("record target -d -5s", "more than nothing"),
+            ("record target -d -5", "has no unit"),
+            ("record host --sample -1", "-1 is not in 1.."),
+            ("record host --ring-mib -1", "-1 is not in 1..=1024"),
+            ("report a.run --memory -1GiB", "at least"),
+            ("compare a b --floor -1%", "-1%"),
+            ("compare a b --confidence -1%", "is no confidence"),
+            ("demo --delay -1us", "more than nothing"),
+            // An option that has no value does not take the next option for it.
+            ("record target --max-overhead --quiet", "a value is missing"),
+            ("record target --window -q", "a value is missing"),
+            ("record target -d --force", "a value is missing"),
+        ] {
+            let said = said(arguments);
+            assert!(said.contains(why) && !said.contains("tip:"), "{arguments}: {said}");
         }
     }
 

@@ -12,6 +12,8 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, connect, recv, send, socket,
 };
 
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
 use run_format::{Kind, Nanos, Side, monotonic_now};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsRawFd;
@@ -30,6 +32,8 @@ pub enum Counter {
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
     pub at: Nanos,
+    /// CPU time that the recorded process has had, where it is one; ns.
+    pub cpu_ns: Option<u64>,
     of: BTreeMap<u64, (u64, u64)>,
 }
 
@@ -41,7 +45,7 @@ impl Counter {
     pub fn of(side: Side, kind: Kind, pid: Option<u32>) -> Result<Counter> {
         let counter = match (kind, side, pid) {
             (Kind::Spdk, _, Some(pid)) => Counter::Connections(pid),
-            (Kind::Spdk, _, None) => bail!("--measure-overhead: the recorded process is not known"),
+            (Kind::Spdk, _, None) => bail!("the recorded process is not known"),
             (Kind::Kernel, Side::Host, _) => Counter::Devices(fabrics_devices(Path::new("/sys"))),
             (Kind::Kernel, Side::Target, _) => {
                 Counter::Devices(backing_devices(Path::new("/sys/kernel/config/nvmet"), Path::new("/sys")))
@@ -49,7 +53,7 @@ impl Counter {
         };
         match &counter {
             Counter::Devices(devices) if devices.is_empty() => bail!(
-                "--measure-overhead: no block device counts this side's commands (a host needs connected namespaces, a target namespaces that are block devices): leave it out, or measure the other side"
+                "no block device counts this side's commands (a host needs connected namespaces, a target namespaces that are block devices)"
             ),
             _ => Ok(counter),
         }
@@ -97,7 +101,11 @@ impl Counter {
                 counts
             }
         };
-        Ok(Sample { at: monotonic_now(), of })
+        let cpu_ns = match self {
+            Counter::Connections(pid) => cpu_time(*pid),
+            Counter::Devices(_) => None,
+        };
+        Ok(Sample { at: monotonic_now(), cpu_ns, of })
     }
 
     /// Units and the time that they took together (ns, where the counter tells) from one instant to a later one.
@@ -112,6 +120,14 @@ impl Counter {
         let times = matches!(self, Counter::Devices(_));
         (units as f64, times.then_some(busy as f64 * 1e6))
     }
+}
+
+/// CPU time that all threads of a process have had, ns; none where it is gone (`clock_getcpuclockid(3)`).
+pub fn cpu_time(pid: u32) -> Option<u64> {
+    let clock = ClockId::pid_cpu_clock_id(Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
+    let time = clock_gettime(clock).ok()?;
+    let part = |part: i64| u64::try_from(part).ok();
+    part(time.tv_sec())?.checked_mul(1_000_000_000)?.checked_add(part(time.tv_nsec())?)
 }
 
 /// I/Os and their milliseconds of a device's `stat` (Documentation/block/stat.rst: reads, writes, discards and
@@ -274,6 +290,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::io::{Read, Write};
+    use std::time::{Duration, Instant};
 
     #[test]
     fn bytes_over_a_connection_are_counted() {
@@ -294,6 +311,21 @@ mod tests {
         // Sent on one end, received on the other; other tests of this process may have connections, too.
         assert!(units >= 150_000.0 && busy.is_none(), "{units}");
         assert!(counter.per_command().is_none());
+    }
+
+    #[test]
+    fn a_process_s_cpu_time_is_what_it_worked() {
+        let own = std::process::id();
+        let before = cpu_time(own).unwrap();
+        let until = Instant::now() + Duration::from_millis(30);
+        while Instant::now() < until {
+            std::hint::black_box(1);
+        }
+        let worked = cpu_time(own).unwrap() - before;
+        // Other tests of this process work, too; a busy machine lets it work less.
+        assert!(worked > 1_000_000, "{worked}");
+        assert_eq!(cpu_time(u32::MAX), None);
+        assert_eq!(cpu_time(4_194_303), None, "no such process");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::exit;
 use crate::recorder::{self, Plan};
 use crate::report;
 use crate::signals::Signals;
+use crate::window::Wanted;
 use anyhow::{Context, Result, bail};
 use joiner::{Class, JoinOptions, Report, ReportOptions};
 use nix::sys::signal::{Signal, kill};
@@ -145,8 +146,7 @@ fn quietly(output: &Path) -> Plan<'_> {
         force: true,
         duration: None,
         one_in: 1,
-        window: None,
-        measure_overhead: false,
+        windows: Wanted::default(),
         price: None,
         labels: std::collections::BTreeMap::from([("demo".to_owned(), "stand-in".to_owned())]),
         command: &[],

@@ -26,6 +26,8 @@ pub struct Counted {
     pub units: f64,
     /// How long the counted commands took together, ns, where the counter tells.
     pub busy_ns: Option<f64>,
+    /// The CPU time that the recorded process had, ns, where it is one.
+    pub cpu_ns: Option<f64>,
 }
 
 impl Counted {
@@ -108,6 +110,12 @@ pub fn of(windows: &[Counted], counter: &str, length_ns: u64, per_command: Optio
             overhead.armed_per_second = all.armed.rate() * 1e9 / units;
             let added = |sums: &Sums| units / sums.armed.rate() - units / sums.idle.rate();
             overhead.added_ns = effect(&pairs, added);
+            if all.armed.cpu_ns.is_some() && all.idle.cpu_ns.is_some() {
+                overhead.core_ns = effect(&pairs, |sums| {
+                    let core = |window: &Counted| units * window.cpu_ns.unwrap_or(f64::NAN) / window.units;
+                    core(&sums.armed) - core(&sums.idle)
+                });
+            }
         }
         None => overhead.notes.push("how much of the counter a command is could not be told".to_owned()),
     }
@@ -133,9 +141,10 @@ impl Sums {
             ns: sum.ns + window.ns,
             units: sum.units + window.units,
             busy_ns: sum.busy_ns.zip(window.busy_ns).map(|(a, b)| a + b),
+            cpu_ns: sum.cpu_ns.zip(window.cpu_ns).map(|(a, b)| a + b),
             ..sum
         };
-        let nothing = |armed| Counted { armed, ns: 0.0, units: 0.0, busy_ns: Some(0.0) };
+        let nothing = |armed| Counted { armed, ns: 0.0, units: 0.0, busy_ns: Some(0.0), cpu_ns: Some(0.0) };
         Sums {
             armed: pairs.iter().fold(nothing(true), |sum, pair| add(sum, &pair.0)),
             idle: pairs.iter().fold(nothing(false), |sum, pair| add(sum, &pair.1)),
@@ -162,7 +171,19 @@ pub fn summary(overhead: &Overhead) -> String {
         ),
         _ => format!("what recording adds was not measured: {}", overhead.notes.join("; ")),
     };
-    format!("{said} [{} pairs of windows, 95 % intervals]", overhead.pairs)
+    let core = match overhead.core_ns {
+        Some(core) if core.is_shown() => format!(
+            "; of the recorded process's CPU time it takes {:.2} us a command ({:.2} to {:.2})",
+            core.mean / 1e3,
+            core.low / 1e3,
+            core.high / 1e3
+        ),
+        _ => String::new(),
+    };
+    let own = overhead.recorder_ns.map_or_else(String::new, |own| {
+        format!("; the recorder itself took {:.2} us of CPU time a command", own / 1e3)
+    });
+    format!("{said}{core}{own} [{} pairs of windows, 95 % intervals]", overhead.pairs)
 }
 
 /// A figure of all pairs, with its interval: the jackknife's over the pairs, each left out in turn, which gives the
@@ -269,7 +290,9 @@ mod tests {
                 let normal = (0..12).map(|_| unit()).sum::<f64>() - 6.0;
                 let drift = 1.0 + n as f64 * 0.002;
                 let each = (2_000.0 * (1.0 + noise * normal)) * drift + if armed { cost_ns } else { 0.0 };
-                Counted { armed, ns: 2e8, units: 2e8 / each, busy_ns: Some(32.0 * 2e8) }
+                // It has its core half of the time.
+                let cpu_ns = Some(1e8);
+                Counted { armed, ns: 2e8, units: 2e8 / each, busy_ns: Some(32.0 * 2e8), cpu_ns }
             })
             .collect()
     }
@@ -284,6 +307,9 @@ mod tests {
         // 32 commands at a time: what each takes more, all take.
         let latency = found.latency_ns.unwrap();
         assert!(latency.low < 16_000.0 && 16_000.0 < latency.high, "{latency:?}");
+        // Half of the added time the process waits for its core.
+        let core = found.core_ns.unwrap();
+        assert!(core.low < 250.0 && 250.0 < core.high && core.is_shown(), "{core:?}");
         // Of pairs without a difference, one in twenty shows one.
         let shown = (0..400)
             .filter(|seed| of(&windows(20, 0.0, 0.05, *seed), "", 1, Some(1.0)).added_ns.unwrap().is_shown())
@@ -333,10 +359,10 @@ mod tests {
         fn any_counts_give_finite_figures_or_none(counts in proptest::collection::vec((any::<bool>(), 0.0f64..1e12, 0.0f64..1e12), 0..40), units in proptest::option::of(0.0f64..1e6)) {
             let windows: Vec<Counted> = counts
                 .into_iter()
-                .map(|(armed, ns, units)| Counted { armed, ns, units, busy_ns: Some(ns) })
+                .map(|(armed, ns, units)| Counted { armed, ns, units, busy_ns: Some(ns), cpu_ns: Some(ns / 2.0) })
                 .collect();
             let found = of(&windows, "", 1, units);
-            for effect in [found.lost, found.added_ns, found.latency_ns].into_iter().flatten() {
+            for effect in [found.lost, found.added_ns, found.core_ns, found.latency_ns].into_iter().flatten() {
                 prop_assert!(effect.low <= effect.mean && effect.mean <= effect.high && effect.smallest >= 0.0);
             }
         }

@@ -1,33 +1,33 @@
 //! What a recording costs the recorded system: told before it begins, and held against `--max-overhead`. It attaches
 //! nothing to the recorded system; how the figures come about, docs/cost.md says.
 
+use crate::counting::Counter;
 use crate::software::Software;
-use crate::window::Spec;
+use crate::window::{self, Spec};
 use anyhow::{Result, bail};
-use run_format::{PerKindNs, Price, Side};
+use run_format::{Kind, PerKindNs, Price, Side};
 use serde::{Deserialize, Serialize};
 use spdk_probes::{
     Amount, Calibration, HookClass, Options, PerKind, PlanPrice, Prices, Process, RedZone, ring_price,
 };
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 // Writing into a String can not fail; `let _ =` says so throughout.
 
-/// How long the recorded system is watched for a budget that is a share of its commands' time.
+/// How long the recorded system is watched for a budget that is a share of its commands' time: so many times so long.
+const WATCHES: u32 = 5;
 const WATCH: Duration = Duration::from_millis(200);
+/// What each of them needs to be told from the others: commands, and the time that they took together.
+const COMMANDS: f64 = 100.0;
+const TOGETHER_NS: f64 = 20e6;
+/// What all of them need to tell anything: the kernel counts its devices' time in milliseconds.
+const LEAST_NS: f64 = 5e6;
 /// A saturated SPDK core spends no less than this on a 4 KiB command (measured on a 2.1 GHz core).
 const SPDK_COMMAND_NS: f64 = 2_000.0;
 /// No NVMe/TCP or RDMA command of a kernel's host or target takes less.
 const KERNEL_COMMAND_NS: f64 = 10_000.0;
-/// Probes are in place before and after the window itself: while they come and go, and for the commands at its ends.
-const AROUND: Duration = Duration::from_millis(20);
-/// The shortest window that is chosen, how often windows come where that is enough, and how rarely at most.
-const WINDOW: Duration = Duration::from_millis(50);
-const EVERY: Duration = Duration::from_secs(1);
-const RAREST: Duration = Duration::from_secs(60);
 
 /// What `--max-overhead` says.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,6 +51,9 @@ impl Budget {
                     "{number:?} is not a number: write a share such as 2%, or a time such as 1us"
                 )),
             };
+        }
+        if text.starts_with('-') && text.contains(|c: char| c.is_ascii_digit()) {
+            return Err(format!("{text} is no budget: less than nothing can not be kept"));
         }
         let unit_at = text.find(|c: char| c.is_ascii_alphabetic() || c == 'µ').unwrap_or(text.len());
         let (number, unit) = text.split_at(unit_at);
@@ -140,70 +143,49 @@ pub enum Decision {
     Keep,
     /// With another source.
     Source(Choice),
-    /// As planned, in these windows.
-    Window(Spec),
+    /// As planned, in windows in which probes are in place for at most this share of the time.
+    Windows(f64),
     /// Not at all, for this reason.
     Refuse(String),
 }
 
-/// Decides how a budget is kept.
+/// Decides how a budget is kept. How long probes are in place around a window, the recorder finds out: what can not be
+/// kept even if that is nothing is refused here.
 pub fn decide(question: &Question) -> Decision {
-    let Question { allowed_ns, planned: (choice, price), instead, window } = question;
-    if let Some(spec) = window {
-        let share = armed(*spec);
-        return if share * price <= *allowed_ns {
-            Decision::Keep
+    let Question { allowed_ns, planned: (choice, price), instead, window: spec } = question;
+    if price <= allowed_ns {
+        return Decision::Keep;
+    }
+    let share = allowed_ns / price;
+    if let Some(spec) = spec {
+        let armed = spec.length.as_secs_f64() / spec.every.as_secs_f64();
+        return if armed <= share {
+            Decision::Windows(share)
         } else {
             Decision::Refuse(format!(
                 "{} in windows of {spec} cost {} for each command on average (the probes are in place {:.1}% of the time): make the windows rarer, or leave --window out and it is chosen",
                 choice.name(),
-                time(share * price),
-                share * 100.0
+                time(armed * price),
+                armed * 100.0
             ))
         };
-    }
-    if price <= allowed_ns {
-        return Decision::Keep;
     }
     if let Some((source, _)) = instead.iter().find(|(_, price)| price <= allowed_ns) {
         return Decision::Source(*source);
     }
-    let share = allowed_ns / price;
-    match windows(share) {
-        Some(spec) => Decision::Window(spec),
-        None => {
-            let others: Vec<String> = instead
-                .iter()
-                .map(|(source, price)| format!(", {} {}", source.name(), time(*price)))
-                .collect();
-            Decision::Refuse(format!(
-                "{} cost {} for each command{}, and windows of {WINDOW:?} would come more rarely than each {RAREST:?}: allow more, or give --window yourself",
-                choice.name(),
-                time(*price),
-                others.concat()
-            ))
-        }
+    if share * window::RAREST.as_secs_f64() >= window::CHOSEN.as_secs_f64() {
+        return Decision::Windows(share);
     }
-}
-
-/// The share of the time in which the probes of such windows are in place.
-fn armed(spec: Spec) -> f64 {
-    ((spec.length + AROUND).as_secs_f64() / spec.every.as_secs_f64()).min(1.0)
-}
-
-/// Windows in which the probes are in place for at most this share of the time.
-fn windows(share: f64) -> Option<Spec> {
-    let length = EVERY.as_secs_f64() * share - AROUND.as_secs_f64();
-    if length >= WINDOW.as_secs_f64() {
-        // Whole milliseconds, less than the budget, and with room for taking the probes away and putting them back.
-        let length = Duration::from_millis((length * 1e3) as u64).min(EVERY - 3 * AROUND);
-        return Some(Spec { length, every: EVERY });
-    }
-    let every = (WINDOW + AROUND).as_secs_f64() / share;
-    if !every.is_finite() || every > RAREST.as_secs_f64() {
-        return None;
-    }
-    Some(Spec { length: WINDOW, every: Duration::from_millis((every * 1e3).ceil() as u64) })
+    let others: Vec<String> =
+        instead.iter().map(|(source, price)| format!(", {} {}", source.name(), time(*price))).collect();
+    Decision::Refuse(format!(
+        "{} cost {} for each command{}, and windows of {:?} would come more rarely than each {:?}: allow more, or give shorter ones with --window",
+        choice.name(),
+        time(*price),
+        others.concat(),
+        window::CHOSEN,
+        window::RAREST
+    ))
 }
 
 /// The time that a command takes at present, of which a budget is a share.
@@ -215,48 +197,63 @@ pub struct Base {
     pub what: String,
 }
 
+/// Commands that ended in a while, and the time that they took together; ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Watched {
+    commands: f64,
+    together_ns: f64,
+}
+
 impl Base {
-    /// Watches what is to be recorded for a moment.
+    /// Watches what is to be recorded for a second.
     fn of(software: &Software, side: Side, rpc: Option<&Path>) -> Base {
-        match software {
-            Software::Spdk(process) => match spdk_probes::load(process, rpc, WATCH) {
-                Ok(load) => Base::of_load(load.per_command_ns(), load.commands),
-                Err(why) => Base::assumed(SPDK_COMMAND_NS, &why),
-            },
-            Software::Kernel => {
-                let first = disks();
-                std::thread::sleep(WATCH);
-                Base::of_disks(side, first, disks())
-            }
-        }
-    }
-
-    fn of_load(per_command: Option<f64>, commands: u64) -> Base {
-        match per_command {
-            Some(ns) => Base {
-                ns: ns.max(1.0),
-                what: format!(
-                    "the core time of a command now, {} ({commands} commands in {WATCH:?})",
-                    time(ns)
-                ),
-            },
-            None => Base::assumed(SPDK_COMMAND_NS, &format!("no command came in {WATCH:?}")),
-        }
-    }
-
-    fn of_disks(side: Side, first: Disks, last: Disks) -> Base {
-        let commands = last.commands.saturating_sub(first.commands);
-        let ms = last.ms.saturating_sub(first.ms);
-        if commands == 0 || ms == 0 {
-            return Base::assumed(KERNEL_COMMAND_NS, &format!("too little I/O came in {WATCH:?}"));
-        }
-        let ns = ms as f64 * 1e6 / commands as f64;
-        let of = match side {
-            Side::Host => "the mean latency of a command now",
-            // The drives' own time is less than the command's, so that the budget is never too large.
-            Side::Target => "the mean time of a command in the target's drives now",
+        let (watched, assumed_ns) = match software {
+            Software::Spdk(process) => (reactors(process, rpc), SPDK_COMMAND_NS),
+            Software::Kernel => (devices(side), KERNEL_COMMAND_NS),
         };
-        Base { ns, what: format!("{of}, {} ({commands} commands in {WATCH:?})", time(ns)) }
+        let what = match (software, side) {
+            (Software::Spdk(_), _) => "the core time of a command now",
+            (Software::Kernel, Side::Host) => "the mean latency of a command now",
+            // The drives' own time is less than the command's, so that the budget is never too large.
+            (Software::Kernel, Side::Target) => "the mean time of a command in the target's drives now",
+        };
+        match watched {
+            Ok(watched) => Base::of_watched(&watched, what, assumed_ns),
+            Err(why) => Base::assumed(assumed_ns, &why),
+        }
+    }
+
+    /// The least of what was watched, where each holds enough: what else runs on a machine only makes commands take
+    /// longer.
+    fn of_watched(watched: &[Watched], what: &str, assumed_ns: f64) -> Base {
+        let over = WATCH * WATCHES;
+        let all = watched.iter().fold(Watched::default(), |sum, one| Watched {
+            commands: sum.commands + one.commands,
+            together_ns: sum.together_ns + one.together_ns,
+        });
+        if all.commands < 1.0 {
+            return Base::assumed(assumed_ns, &format!("no command came in {over:?}"));
+        }
+        if all.together_ns < LEAST_NS {
+            return Base::assumed(assumed_ns, &format!("too little I/O came in {over:?}"));
+        }
+        let commands = all.commands;
+        let each = |one: &Watched| one.together_ns / one.commands;
+        if watched.iter().all(|one| one.commands >= COMMANDS && one.together_ns >= TOGETHER_NS) {
+            let (least, most) = watched
+                .iter()
+                .map(each)
+                .fold((f64::INFINITY, 0.0f64), |(least, most), ns| (least.min(ns), most.max(ns)));
+            let what = format!(
+                "{what}, {} (the least of {} times {WATCH:?}, the most {}; {commands} commands)",
+                time(least),
+                watched.len(),
+                time(most)
+            );
+            return Base { ns: least.max(1.0), what };
+        }
+        let ns = each(&all);
+        Base { ns: ns.max(1.0), what: format!("{what}, {} ({commands} commands in {over:?})", time(ns)) }
     }
 
     fn assumed(ns: f64, why: &str) -> Base {
@@ -264,35 +261,30 @@ impl Base {
     }
 }
 
-/// What the NVMe block devices have done, from `/sys/block/*/stat`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Disks {
-    commands: u64,
-    ms: u64,
+/// What a process's reactors did.
+fn reactors(process: &Process, rpc: Option<&Path>) -> Result<Vec<Watched>, String> {
+    (0..WATCHES)
+        .map(|_| {
+            let load = spdk_probes::load(process, rpc, WATCH)?;
+            Ok(Watched { commands: load.commands as f64, together_ns: load.busy.as_nanos() as f64 })
+        })
+        .collect()
 }
 
-fn disks() -> Disks {
-    let mut sum = Disks::default();
-    for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        // A multipath namespace stands for its paths, which have statistics of their own where they are hidden.
-        let is_nvme = name.starts_with("nvme") && !name.contains('c');
-        if is_nvme && let Ok(text) = fs::read_to_string(entry.path().join("stat")) {
-            let Disks { commands, ms } = of_stat(&text);
-            sum.commands += commands;
-            sum.ms += ms;
-        }
+/// What the block devices of a kernel's side did.
+fn devices(side: Side) -> Result<Vec<Watched>, String> {
+    let counter = Counter::of(side, Kind::Kernel, None).map_err(|error| error.to_string())?;
+    let sample = || counter.sample().map_err(|error| error.to_string());
+    let mut before = sample()?;
+    let mut watched = Vec::new();
+    for _ in 0..WATCHES {
+        std::thread::sleep(WATCH);
+        let after = sample()?;
+        let (commands, together_ns) = counter.between(&before, &after);
+        watched.push(Watched { commands, together_ns: together_ns.unwrap_or(0.0) });
+        before = after;
     }
-    sum
-}
-
-/// The kernel's Documentation/block/stat.rst: the first of four numbers is of I/Os, the fourth of milliseconds, of
-/// reads and then of writes.
-fn of_stat(text: &str) -> Disks {
-    let numbers: Vec<u64> = text.split_whitespace().map_while(|word| word.parse().ok()).collect();
-    let of = |at: usize| numbers.get(at).copied().unwrap_or(0);
-    Disks { commands: of(0).saturating_add(of(4)), ms: of(3).saturating_add(of(7)) }
+    Ok(watched)
 }
 
 /// The price of a plan, as programs read it.
@@ -470,8 +462,8 @@ pub struct Asked<'a> {
 pub struct Agreed {
     /// With what.
     pub source: Choice,
-    /// In which windows.
-    pub window: Option<Spec>,
+    /// With probes in place for at most this share of the time, where a budget needs it: in windows.
+    pub share: Option<f64>,
     /// For the manifest.
     pub price: Price,
     /// For people.
@@ -499,16 +491,16 @@ pub fn agree(asked: &Asked<'_>, software: &Software) -> Result<Agreed> {
         Choice::Trace => ring_price(asked.side, prices, false),
     };
     let plan = of(planned);
-    let agreed = |source, window, plan: PlanPrice, said: Option<String>| {
+    let agreed = |source, share, plan: PlanPrice, said: Option<String>| {
         let priced = Priced::new(&calibration, plan);
         let mut text = if plan.per_command == PerKind::default() { String::new() } else { priced.text() };
         if let Some(said) = &said {
             let _ = writeln!(text, "--max-overhead {said}");
         }
-        Agreed { source, window, price: priced.manifest(said), text, prices: prices.clone() }
+        Agreed { source, share, price: priced.manifest(said), text, prices: prices.clone() }
     };
     let Some(budget) = asked.budget else {
-        return Ok(agreed(planned, asked.window, plan, None));
+        return Ok(agreed(planned, None, plan, None));
     };
     let (allowed_ns, base) = match budget {
         Budget::Share(share) => {
@@ -535,15 +527,19 @@ pub fn agree(asked: &Asked<'_>, software: &Software) -> Result<Agreed> {
         instead,
         window: asked.window,
     };
-    let (source, window, what) = match decide(&question) {
-        Decision::Keep => (planned, asked.window, "kept as planned".to_owned()),
+    let (source, share, what) = match decide(&question) {
+        Decision::Keep => (planned, None, "kept as planned".to_owned()),
         Decision::Source(choice) => (choice, None, format!("kept by {}", choice.name())),
-        Decision::Window(spec) => (planned, Some(spec), format!("kept on average by --window {spec}")),
+        Decision::Windows(share) => (
+            planned,
+            Some(share),
+            format!("by time windows, probes in place for at most {:.2} % of the time", share * 100.0),
+        ),
         Decision::Refuse(why) => {
             bail!("--max-overhead {budget}{base} can not be kept: {why}");
         }
     };
-    Ok(agreed(source, window, of(source), Some(format!("{budget}{base}: {what}"))))
+    Ok(agreed(source, share, of(source), Some(format!("{budget}{base}: {what}"))))
 }
 
 /// The hooks that a recording would use, before they have a price.
@@ -561,7 +557,14 @@ impl Hooks {
             (Software::Spdk(process), Choice::Hooks) => {
                 Hooks::Spdk(Box::new(spdk_probes::offer(process, asked.side, asked.options)?))
             }
-            (Software::Kernel, Choice::Hooks) => Hooks::Kernel(kernel_probes::survey(asked.side)?),
+            (Software::Kernel, Choice::Hooks) => {
+                let survey = kernel_probes::survey(asked.side)?;
+                // What can not be recorded has no price.
+                if !survey.obstacles.is_empty() {
+                    bail!(survey.obstacles.join("; "));
+                }
+                Hooks::Kernel(survey)
+            }
         })
     }
 
@@ -595,6 +598,7 @@ mod tests {
         for (bad, said) in [
             ("0%", "more than 0%"),
             ("-2%", "more than 0%"),
+            ("-", "has no unit"),
             ("300%", "at most 100%"),
             ("NaN%", "not a number"),
             ("inf%", "not a number"),
@@ -604,7 +608,8 @@ mod tests {
             ("", "a share such as 2%"),
             ("us", "not a number"),
             ("0us", "at least 1ns"),
-            ("-1us", "at least 1ns"),
+            ("-1us", "less than nothing"),
+            ("-1", "less than nothing"),
             ("2s", "no unit of a budget"),
             ("5 parsecs", "no unit of a budget"),
             ("1e30us", "no unit of a budget"),
@@ -633,14 +638,9 @@ mod tests {
             decide(&with(&[(Choice::Hybrid, 1200.0), (Choice::Trace, 300.0)])),
             Decision::Source(Choice::Trace)
         );
-        // A fifth of the time, less what the probes stay around a window.
-        let spec = Spec { length: Duration::from_millis(180), every: Duration::from_secs(1) };
-        assert_eq!(decide(&with(&[(Choice::Trace, 1200.0)])), Decision::Window(spec));
-        let spec = Spec { length: Duration::from_millis(940), every: Duration::from_secs(1) };
-        assert_eq!(decide(&question(4990.0, 5000.0)), Decision::Window(spec));
-        // One part in fifty: rarer, not shorter; rounded up.
-        let spec = Spec { length: Duration::from_millis(50), every: Duration::from_millis(3501) };
-        assert_eq!(decide(&question(100.0, 5000.0)), Decision::Window(spec));
+        // A fifth of the time; how long windows are, the recorder decides.
+        assert_eq!(decide(&with(&[(Choice::Trace, 1200.0)])), Decision::Windows(0.2));
+        assert_eq!(decide(&question(100.0, 5000.0)), Decision::Windows(0.02));
         let Decision::Refuse(why) = decide(&Question { instead: ring.to_vec(), ..question(1.0, 5000.0) })
         else {
             panic!("it can not be kept");
@@ -652,26 +652,38 @@ mod tests {
 
     #[test]
     fn windows_that_were_asked_for_are_held_against_the_budget_and_not_changed() {
-        let spec = Spec { length: Duration::from_millis(80), every: Duration::from_secs(1) };
+        let spec = Spec { length: Duration::from_millis(100), every: Duration::from_secs(1) };
         let with = |allowed| Question { window: Some(spec), ..question(allowed, 5000.0) };
-        assert_eq!(decide(&with(501.0)), Decision::Keep);
+        assert_eq!(decide(&with(5000.0)), Decision::Keep);
+        assert_eq!(decide(&with(550.0)), Decision::Windows(0.11));
         let Decision::Refuse(why) = decide(&with(400.0)) else { panic!("it can not be kept") };
         assert!(why.contains("0.50 us") && why.contains("10.0%") && why.contains("rarer"), "{why}");
     }
 
     #[test]
     fn the_base_says_what_it_is() {
-        let base = Base::of_load(Some(1990.0), 50_000);
-        assert!(base.ns == 1990.0 && base.what.contains("1.99 us (50000 commands in 200ms)"), "{base:?}");
-        let base = Base::of_load(None, 0);
-        assert!(base.ns == SPDK_COMMAND_NS && base.what.contains("no command came"), "{base:?}");
-        let stat = "   10 0 80 7 20 0 160 33 0 5 40 0 0 0 0 0 0";
-        assert_eq!(of_stat(stat), Disks { commands: 30, ms: 40 });
-        assert_eq!(of_stat("x"), Disks::default());
-        let base = Base::of_disks(Side::Host, Disks::default(), of_stat(stat));
-        assert!((base.ns - 4e7 / 30.0).abs() < 1.0 && base.what.contains("mean latency"), "{base:?}");
-        let base = Base::of_disks(Side::Target, of_stat(stat), Disks::default());
-        assert!(base.ns == KERNEL_COMMAND_NS && base.what.contains("too little I/O"), "{base:?}");
+        let watched = |each: &[(f64, f64)]| {
+            let watched: Vec<Watched> =
+                each.iter().map(|&(commands, ns)| Watched { commands, together_ns: commands * ns }).collect();
+            Base::of_watched(&watched, "the mean", 2000.0)
+        };
+        // What else the machine did made all but one of them longer.
+        let base = watched(&[(50_000.0, 2300.0), (50_000.0, 1990.0), (40_000.0, 9000.0)]);
+        assert!(base.ns == 1990.0, "{base:?}");
+        assert!(
+            base.what.contains("the mean, 1.99 us (the least of 3 times 200ms, the most 9.00 us"),
+            "{base:?}"
+        );
+        // Few commands, or little time, are not told apart.
+        let base = watched(&[(50.0, 200_000.0), (150.0, 400_000.0)]);
+        assert!(base.ns == 350_000.0 && base.what.contains("350 us (200 commands in 1s)"), "{base:?}");
+        assert!(watched(&[(150.0, 10e3), (300.0, 20e3)]).ns > 16e3);
+        let base = watched(&[(0.0, 0.0), (0.0, 0.0)]);
+        assert!(base.ns == 2000.0 && base.what.contains("no command came in 1s"), "{base:?}");
+        // Milliseconds are too coarse for it.
+        let base = watched(&[(30.0, 40_000.0)]);
+        assert!(base.ns == 2000.0 && base.what.contains("too little I/O"), "{base:?}");
+        assert_eq!(watched(&[]).ns, 2000.0);
     }
 
     #[test]
@@ -711,17 +723,17 @@ mod tests {
                 instead: vec![(Choice::Hybrid, hybrid)],
                 window: asked.then_some(spec),
             };
+            let armed = spec.length.as_secs_f64();
             match decide(&question) {
-                Decision::Keep if asked => prop_assert!(armed(spec) * price <= allowed),
                 Decision::Keep => prop_assert!(price <= allowed),
-                Decision::Source(_) => prop_assert!(hybrid <= allowed && price > allowed),
-                Decision::Window(spec) => {
-                    prop_assert!(armed(spec) * price <= allowed * 1.000_001, "{spec}");
-                    prop_assert!(spec.length >= WINDOW && spec.length < spec.every && spec.every <= RAREST);
+                Decision::Source(_) => prop_assert!(!asked && hybrid <= allowed && price > allowed),
+                Decision::Windows(share) => {
+                    prop_assert!(share * price <= allowed * 1.000_001 && share < 1.0);
+                    prop_assert!(!asked || armed <= share);
                 }
-                Decision::Refuse(_) if asked => prop_assert!(armed(spec) * price > allowed),
+                Decision::Refuse(_) if asked => prop_assert!(armed * price > allowed),
                 Decision::Refuse(_) => {
-                    prop_assert!((WINDOW + AROUND).as_secs_f64() * price / allowed > RAREST.as_secs_f64());
+                    prop_assert!(window::CHOSEN.as_secs_f64() * price / allowed > window::RAREST.as_secs_f64());
                     prop_assert!(hybrid > allowed);
                 }
             }

@@ -5,6 +5,7 @@ use crate::price::{self, Agreed, Asked, Choice};
 use crate::recorder::{self, Plan};
 use crate::signals::Signals;
 use crate::software::{self, Software};
+use crate::window::Wanted;
 use crate::workload;
 use anyhow::{Result, bail};
 use clap::CommandFactory;
@@ -20,8 +21,6 @@ use std::process::ExitCode;
 /// When nothing can be recorded, with what is missing and what to do; or when the recording could not be
 /// written.
 pub fn run(what: &Record) -> Result<ExitCode> {
-    // Signals are caught before anything is attached, so that Ctrl-C always ends in order.
-    let signals = Signals::catch()?;
     let (side, RecordSide { kernel, common }) = match what {
         Record::Host(options) => (Side::Host, options),
         Record::Target(options) => (Side::Target, &options.side),
@@ -69,6 +68,8 @@ pub fn run(what: &Record) -> Result<ExitCode> {
         // The recording begins whether or not somebody reads this.
         let _ = write!(std::io::stderr(), "{}", agreed.text);
     }
+    // From before anything is attached, so that Ctrl-C ends in order; what is until then can end at once.
+    let signals = Signals::catch()?;
     source(side, common, &software, &asked, agreed, &signals)
 }
 
@@ -112,7 +113,7 @@ fn source(
     let choice = agreed.as_ref().map_or(asked.source.unwrap_or(Choice::Hooks), |agreed| agreed.source);
     let prices = agreed.as_ref().map(|agreed| agreed.prices.clone());
     let plan = Plan {
-        window: agreed.as_ref().map_or(common.window, |agreed| agreed.window),
+        windows: Wanted { share: agreed.as_ref().and_then(|agreed| agreed.share), ..windows(common) },
         price: agreed.map(|agreed| agreed.price),
         ..plan(common, side)
     };
@@ -172,14 +173,17 @@ fn output(common: &RecordCommon, side: Side) -> &Path {
     }
 }
 
+fn windows(common: &RecordCommon) -> Wanted {
+    Wanted { spec: common.window, share: None, measure: common.measure_overhead }
+}
+
 fn plan(common: &RecordCommon, side: Side) -> Plan<'_> {
     Plan {
         output: output(common, side),
         force: common.force,
         duration: common.duration,
         one_in: common.sample,
-        window: common.window,
-        measure_overhead: common.measure_overhead,
+        windows: windows(common),
         price: None,
         labels: common.label.iter().cloned().collect(),
         command: &common.command,

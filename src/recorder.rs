@@ -3,10 +3,10 @@
 use crate::exit;
 use crate::progress::{Progress, summary};
 use crate::signals::Signals;
-use crate::window::{Spec, Windowing};
+use crate::window::{Wanted, Windowing, ends};
 use crate::workload::Running;
 use anyhow::{Context, Result};
-use run_format::{Counters, Manifest, Price, RunWriter, Source, Window, Windows, clock_pair, monotonic_now};
+use run_format::{Counters, Manifest, Price, RunWriter, Source, Window, clock_pair, monotonic_now};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
@@ -30,10 +30,8 @@ pub struct Plan<'a> {
     pub duration: Option<Duration>,
     /// One command in this many is kept.
     pub one_in: u32,
-    /// Arms the probes only in windows.
-    pub window: Option<Spec>,
-    /// Measures what recording costs, in windows armed and idle.
-    pub measure_overhead: bool,
+    /// The windows in which the probes are armed, where they are not throughout.
+    pub windows: Wanted,
     /// What it was estimated to cost.
     pub price: Option<Price>,
     /// The user's labels.
@@ -50,12 +48,11 @@ pub struct Plan<'a> {
 /// # Errors
 /// When the run can not be written or the source can not go on. What was recorded before is kept.
 pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> Result<ExitCode> {
+    // Attaching takes its time, and there is nothing to be kept yet.
+    signals.none_yet()?;
     let start = monotonic_now();
     // What they are in the end, `begin` tells.
-    let windows = match plan.window {
-        None if plan.measure_overhead => Some(Windows::default()),
-        window => window.map(Spec::describe),
-    };
+    let windows = plan.windows.describe();
     let manifest = Manifest {
         software: source.software(),
         hooks: source.hooks(),
@@ -69,9 +66,14 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
     let mut writer = RunWriter::create(plan.output, manifest, plan.force)?;
     let begun = match windows {
         None => Ok(None),
-        Some(_) => Windowing::begin(plan.window, plan.measure_overhead, &mut source, &mut writer).map(Some),
+        Some(_) => {
+            Windowing::begin(&plan.windows, plan.duration, &mut source, &mut writer, signals).map(Some)
+        }
     };
     let begun = begun.and_then(|windowing| {
+        if windowing.is_some() {
+            signals.none_yet()?;
+        }
         let running = match plan.command {
             [] => None,
             argv => Some(Running::start(argv, plan.output)?),
@@ -87,9 +89,15 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
             return Err(error);
         }
     };
-    if windowing.is_some() {
-        let start = monotonic_now();
-        writer.manifest().window = Window { start_ns: start, end_ns: start };
+    let began = if windowing.is_some() { monotonic_now() } else { start };
+    writer.manifest().window = Window { start_ns: began, end_ns: began };
+    if let Some(kept) = windowing.as_ref().and_then(Windowing::kept) {
+        if !plan.quiet {
+            exit::say(&format!("--max-overhead is {kept}"));
+        }
+        if let Some(budget) = writer.manifest().price.as_mut().and_then(|price| price.budget.as_mut()) {
+            *budget = format!("{budget}; {kept}");
+        }
     }
     writer.manifest().workload = running.as_ref().map(Running::describe);
 
@@ -144,9 +152,13 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
     closed?;
     workload?;
     if !plan.quiet {
+        let recorded = Duration::from_nanos(end.0.saturating_sub(began.0));
         // The recording is whole whether or not somebody reads this.
         let text = format!("{}: {} ({reason})", plan.output.display(), summary(&counters));
         let _ = writeln!(std::io::stderr(), "{text}");
+        if let Some(used) = windowing.as_ref().and_then(|windowing| windowing.used(recorded)) {
+            exit::say(&used);
+        }
         if let Some(overhead) = &overhead {
             exit::say(&crate::overhead::summary(overhead));
         }
@@ -182,15 +194,12 @@ fn run_loop<S: Source>(
     let started = Instant::now();
     let mut refreshed = started;
     loop {
-        match windowing {
-            None => source.poll(POLL, writer),
-            Some(windowing) => {
-                let rest = windowing.step(source, writer)?;
-                source.poll(rest.min(POLL), &mut windowing.sink(writer))
-            }
+        match take(source, windowing, writer) {
+            // A process that ends takes with it what its probes need.
+            Err(_) if ends(source) => return Ok(ENDED),
+            taken => taken?,
         }
-        .context("take what the probes saw")?;
-        if refreshed.elapsed() >= REFRESH {
+        if refreshed.elapsed() >= REFRESH || writer.is_due() {
             refreshed = Instant::now();
             let counters = counters(source, windowing.as_ref())?;
             let manifest = writer.manifest();
@@ -211,9 +220,24 @@ fn run_loop<S: Source>(
             return Ok("the command ended");
         }
         if source.ended() {
-            return Ok("the recorded process ended");
+            return Ok(ENDED);
         }
     }
+}
+
+const ENDED: &str = "the recorded process ended";
+
+/// Does what is due and takes what has come.
+fn take<S: Source>(source: &mut S, windowing: &mut Option<Windowing>, writer: &mut RunWriter) -> Result<()> {
+    match windowing {
+        None => source.poll(POLL, writer),
+        Some(windowing) => {
+            let rest = windowing.step(source, writer)?;
+            source.poll(rest.min(POLL), &mut windowing.sink(writer))
+        }
+    }
+    .context("take what the probes saw")
+    .map(drop)
 }
 
 /// Waits for the command to end, passing signals on to it, and does `meanwhile` again and again.

@@ -1,6 +1,6 @@
 //! Ctrl-C and SIGTERM as a flag that the recording loop looks at, so that a recording always ends in order.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,6 +39,17 @@ impl Signals {
     pub fn came(&self) -> Option<i32> {
         let seen = [&self.process, &self.taken, &self.own].map(|flag| flag.load(Ordering::Relaxed));
         seen.into_iter().find(|&signal| signal != 0).and_then(|signal| i32::try_from(signal).ok())
+    }
+
+    /// That none came, before anything is recorded.
+    ///
+    /// # Errors
+    /// When one did.
+    pub fn none_yet(&self) -> Result<()> {
+        match self.came() {
+            None => Ok(()),
+            Some(_) => bail!("ended by a signal before the recording began: no run was made"),
+        }
     }
 
     /// A signal that came since this was last asked.

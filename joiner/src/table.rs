@@ -179,8 +179,9 @@ fn write_overhead(out: &mut String, overhead: &Overhead) -> std::fmt::Result {
     let times = |ns: f64| format!("{:.2} us", ns / 1e3);
     let share = |share: f64| format!("{:.1} %", share * 1e2);
     let mut said = Vec::new();
-    let figures: [Shown<'_>; 3] = [
+    let figures: [Shown<'_>; 4] = [
         ("a command", overhead.added_ns, &times),
+        ("of the process's CPU time a command", overhead.core_ns, &times),
         ("of mean latency", overhead.latency_ns, &times),
         ("of the throughput", overhead.lost, &share),
     ];
@@ -200,6 +201,9 @@ fn write_overhead(out: &mut String, overhead: &Overhead) -> std::fmt::Result {
             said.join("; "),
             overhead.pairs
         )?;
+    }
+    if let Some(own) = overhead.recorder_ns {
+        writeln!(out, "        the recorder itself took {} of CPU time a command", times(own))?;
     }
     overhead.notes.iter().try_for_each(|note| writeln!(out, "        what recording cost: {note}"))
 }

@@ -19,6 +19,14 @@ pub struct Overhead {
     /// The time that recording adds between one command's end and the next one's: where the load keeps one core
     /// busy, that core's added time a command; with one command outstanding, its added latency. Nanoseconds.
     pub added_ns: Option<Effect>,
+    /// What recording adds to the CPU time that the recorded process takes for a command, where it is one. Of a process
+    /// that polls and is saturated, that is what its hooks take, and in no part the time in which it waits for its CPU,
+    /// which [`Overhead::added_ns`] has in it. Nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub core_ns: Option<Effect>,
+    /// CPU time of the recorder itself for each command of the armed windows, on whatever CPU it ran. Nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recorder_ns: Option<f64>,
     /// The share of the throughput that recording takes.
     pub lost: Option<Effect>,
     /// What recording adds to the mean latency, where the counter tells times as well. Nanoseconds.

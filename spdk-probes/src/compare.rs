@@ -536,7 +536,7 @@ fn prices(was: &SideOffer, is: &SideOffer, push: Push<'_>) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::offer::{Build, Cost, EventOffer, Instruction};
     use crate::resolve::Knowledge;
@@ -544,7 +544,7 @@ mod tests {
     use proptest::prelude::*;
     use run_format::{Side, Spot};
 
-    fn rung(hook: &str) -> Rung {
+    pub(crate) fn rung(hook: &str) -> Rung {
         Rung {
             hook: hook.to_owned(),
             usable: true,
@@ -564,7 +564,7 @@ mod tests {
         }
     }
 
-    fn ladder(boundary: Boundary, rungs: Vec<Rung>) -> Ladder {
+    pub(crate) fn ladder(boundary: Boundary, rungs: Vec<Rung>) -> Ladder {
         let chosen = rungs.iter().position(|rung| rung.usable);
         Ladder { boundary, transport: None, essential: false, chosen, rungs, without: "it".to_owned() }
     }

@@ -257,38 +257,20 @@ impl From<Class> for HookClass {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use run_format::{Boundary, Rung};
+    use run_format::Boundary;
 
     use super::*;
-
-    fn ladder(hook: &str) -> Ladder {
-        Ladder {
-            boundary: Boundary::TSent,
-            transport: None,
-            essential: false,
-            chosen: Some(0),
-            rungs: vec![Rung {
-                hook: hook.into(),
-                usable: true,
-                measured: true,
-                whole: true,
-                why: None,
-                lack: None,
-                note: None,
-                uprobes: Vec::new(),
-            }],
-            without: String::new(),
-        }
-    }
+    use crate::compare::tests::{ladder, rung};
 
     #[test]
     fn the_kernel_s_hooks_count_once_each() {
         let ladders = [
-            ladder("uprobe f+1, fentry tcp_sendmsg"),
-            ladder("uprobe g, fentry tcp_sendmsg"),
-            ladder("uprobe g, raw tracepoint sock_recv_length"),
-            ladder("uprobe h (call sendmsg)"),
-        ];
+            "uprobe f+1, fentry tcp_sendmsg",
+            "uprobe g, fentry tcp_sendmsg",
+            "uprobe g, raw tracepoint sock_recv_length",
+            "uprobe h (call sendmsg)",
+        ]
+        .map(|hook| ladder(Boundary::TSent, vec![rung(hook)]));
         let classes: Vec<HookClass> = kernel_hooks(&ladders).into_iter().map(|(class, _)| class).collect();
         assert_eq!(classes, [HookClass::Fentry, HookClass::Tracepoint]);
     }
