@@ -717,6 +717,10 @@ static __always_inline int on_done(struct request *rq)
  * too; they are not in the map. */
 BOTH(done, blk_mq_complete_request_remote, on_done(rq), struct request *rq)
 
+/* What a driver completes without an answer (canceled, timed out) comes through this, which calls the other one: a
+ * compiler may inline that call (7.2), and then only this is seen. */
+BOTH(cancel, blk_mq_complete_request, on_done(rq), struct request *rq)
+
 /* Where the kernel can be preempted: see end_again_tp. */
 SEC("fentry/blk_mq_complete_request_remote")
 int BPF_PROG(done_again_fentry, struct request *rq)

@@ -21,6 +21,8 @@ const HOST_NQN: &str = "nqn.2024-01.org.example:host";
 const PORT: u16 = 4420;
 const TCP_PORT: u16 = 4421;
 const ONE_IN: u32 = 3;
+/// Namespace of a drive that has a command whenever the queues go.
+const SLOW: u32 = 2;
 /// `host_io --reads`, and its threads.
 const READS: u64 = 800;
 const THREADS: u64 = 4;
@@ -51,10 +53,12 @@ fn the_host_is_recorded(kernel: Kernel) -> Result<()> {
     let ends = vm.soft_roce()?;
     let drive = NullBlk { size_mb: 64, completion: Duration::ZERO, memory_backed: true };
     let disk = vm.null_blk(drive)?;
+    let slow = vm.null_blk(NullBlk { completion: Duration::from_secs(1), ..drive })?;
     let port = Port { transport: Transport::Rdma, address: ends.target_address, number: PORT };
-    vm.nvmet(RDMA_NQN, &[Backing::Block(&disk)], &port)?;
+    vm.nvmet(RDMA_NQN, &[Backing::Block(&disk), Backing::Block(&slow)], &port)?;
     let rdma = vm.connect(&port, RDMA_NQN, &format!("{HOST},host_traddr={}", ends.host_address))?;
     let over_rdma = vm.namespace(&rdma, 1)?;
+    let slow_over_rdma = vm.namespace(&rdma, SLOW)?;
 
     let alone = rdma_alone_by_the_lower_rungs(&vm, &over_rdma)?;
     println!("{} alone {:?} {:?}", vm.release(), alone.counters, alone.events);
@@ -81,9 +85,17 @@ fn the_host_is_recorded(kernel: Kernel) -> Result<()> {
         agrees(&expected(&said)?)?;
     }
     let some = recorded(&vm, "some", some)?;
-    let reads = vm.spawn(&format!("host_io {over_rdma} --read-for 4"))?;
-    vm.sh(&format!("sleep 1; echo 1 > /sys/class/nvme/{}/reset_controller", rdma.name))?;
-    reads.wait(4 * MINUTE)?.check().context("reads go on over a reset")?;
+    let reads =
+        [&over_rdma, &slow_over_rdma].map(|device| vm.spawn(&format!("host_io {device} --read-for 4")));
+    let drive = slow.rsplit('/').next().unwrap_or_default();
+    vm.sh(&format!(
+        "sleep 1; for try in $(seq 300); do grep -q '[1-9]' /sys/block/{drive}/inflight && break; sleep 0.1; done; \
+         echo 1 > /sys/class/nvme/{}/reset_controller",
+        rdma.name
+    ))?;
+    for reads in reads {
+        reads?.wait(4 * MINUTE)?.check().context("reads go on over a reset")?;
+    }
     vm.disconnect(&rdma)?;
     let sixth = over_ipv6(&vm, ends.target_device)?;
     vm.disconnect(&tcp)?;
@@ -114,6 +126,14 @@ fn the_host_is_recorded(kernel: Kernel) -> Result<()> {
     let reset = whole.events.iter().find(|(_, what, on)| what == "controller reset" && *on == rdma.name);
     let reset = reset.with_context(|| format!("no reset among the events {:?}", whole.events))?.0;
     a_reset_makes_new_queues(&whole, reset)?;
+    // The slow drive had them when the queues went.
+    let canceled = |row: &&Row| row.nsid == SLOW && row.flags & CANCELED != 0;
+    let canceled: Vec<&Row> = whole.commands.iter().filter(canceled).collect();
+    ensure!(!canceled.is_empty(), "the reset canceled nothing");
+    for row in canceled {
+        let [sent, received, done] = [Boundary::HSent, Boundary::HRecv, Boundary::HDone].map(|at| row.at(at));
+        ensure!(sent.is_some() && received.is_none() && done >= Some(reset), "{row:?}");
+    }
     for controller in [&rdma, &tcp] {
         let removed =
             |(_, what, on): &(u64, String, String)| what == "controller removed" && *on == controller.name;
@@ -223,8 +243,8 @@ fn agrees(said: &BTreeMap<u8, u64>) -> Result<()> {
 /// Every command of the load is there as often as it was done, by what identifies it, and the reads of a
 /// second load where there was one.
 fn the_load_is_there(recording: &Recording, transport: &str, only: bool) -> Result<()> {
-    let over: Vec<&Row> =
-        recording.commands.iter().filter(|row| recording.queues[row.queue].transport == transport).collect();
+    let of = |row: &&Row| recording.queues[row.queue].transport == transport && row.nsid != SLOW;
+    let over: Vec<&Row> = recording.commands.iter().filter(of).collect();
     let mut got: BTreeMap<(u8, u64, u16), u64> = BTreeMap::new();
     for row in &over {
         ensure!(row.nsid == 1, "{row:?}");

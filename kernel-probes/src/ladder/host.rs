@@ -154,6 +154,7 @@ pub(super) const HOST: &[Ladder] = &[
                 "fentry blk_mq_complete_request_remote",
                 &[fentry("done_fentry", "blk_mq_complete_request_remote")],
             )
+            .with(&[fentry("cancel_fentry", "blk_mq_complete_request")])
             .again(&[fentry("done_again_fentry", "blk_mq_complete_request_remote")]),
             Rung {
                 lack: Some(INTERRUPTED),
@@ -161,6 +162,7 @@ pub(super) const HOST: &[Ladder] = &[
                     "kprobe blk_mq_complete_request_remote",
                     &[kprobe("done_kprobe", "blk_mq_complete_request_remote")],
                 )
+                .with(&[kprobe("cancel_kprobe", "blk_mq_complete_request")])
             },
             stand_in(
                 "tp_btf nvme_complete_rq",
