@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -172,6 +172,8 @@ struct Target {
     ring: PathBuf,
     written: AtomicU64,
     rate: AtomicU64,
+    /// No command is under way, and none will come at this rate.
+    idle: AtomicBool,
 }
 
 fn run(plan: &Plan) {
@@ -207,6 +209,7 @@ fn run(plan: &Plan) {
         ring: ring.clone(),
         written: AtomicU64::new(0),
         rate: AtomicU64::new(plan.rate),
+        idle: AtomicBool::new(false),
     };
     let listener = UnixListener::bind(plan.folder.join("rpc.sock")).unwrap();
     if plan.wrong == Wrong::NoRpc {
@@ -239,9 +242,13 @@ impl Target {
         let (from, mut n) = (Instant::now(), 0);
         let (mut due, mut before) = (0.0, from);
         loop {
-            let now = Instant::now();
-            due += (now - before).as_secs_f64() * self.rate.load(Ordering::Relaxed) as f64;
+            let (now, rate) = (Instant::now(), self.rate.load(Ordering::Acquire));
+            due += (now - before).as_secs_f64() * rate as f64;
             before = now;
+            if rate == 0 {
+                due = 0.0;
+            }
+            self.idle.store(rate == 0, Ordering::Release);
             while due >= 1.0 {
                 due -= 1.0;
                 self.command(n);
@@ -282,22 +289,27 @@ impl Target {
             }
             // As though another target had the file now.
             "anew" => {
-                self.rate.store(0, Ordering::Relaxed);
-                std::thread::sleep(Duration::from_millis(20));
+                self.set_rate(0);
                 self.writer.set_next(0, 0);
                 String::new()
             }
             "cut" => {
-                self.rate.store(0, Ordering::Relaxed);
-                std::thread::sleep(Duration::from_millis(20));
+                self.set_rate(0);
                 std::fs::File::options().write(true).open(&self.ring).unwrap().set_len(4096).unwrap();
                 String::new()
             }
             rate => {
-                self.rate.store(rate.strip_prefix("rate ").unwrap().parse().unwrap(), Ordering::Relaxed);
-                std::thread::sleep(Duration::from_millis(20));
+                self.set_rate(rate.strip_prefix("rate ").unwrap().parse().unwrap());
                 String::new()
             }
+        }
+    }
+
+    /// With 0, waits until the last command is over.
+    fn set_rate(&self, rate: u64) {
+        self.rate.store(rate, Ordering::Release);
+        while rate == 0 && !self.idle.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 

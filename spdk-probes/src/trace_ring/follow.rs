@@ -108,6 +108,11 @@ impl Follower {
         file.word_first(self.lcore.next_at).map_or(0, |next| next.saturating_sub(self.position))
     }
 
+    /// Goes on further behind, and misses nothing by it.
+    pub(super) fn skip(&mut self, position: u64) {
+        self.position = self.position.max(position);
+    }
+
     /// Hands over what has come.
     pub(super) fn look(&mut self, file: &Shared, mut take: impl FnMut(Step<'_>)) -> Look {
         // What came while it was being read is for the next look, so that no look lasts for ever.

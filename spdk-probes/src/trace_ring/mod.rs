@@ -22,6 +22,7 @@ mod switch;
 #[cfg(test)]
 mod tests;
 mod ticks;
+mod turn;
 #[cfg(test)]
 mod whole;
 #[cfg(test)]
@@ -47,11 +48,11 @@ use identity::Probe;
 use layout::Layout;
 pub use load::{Load, load, ring_usable};
 use memory::Shared;
-use note::Note;
 use reader::{Reader, Work};
 use rpc::Rpc;
 use switch::{Info, Switch};
 use ticks::Ticks;
+use turn::Turns;
 
 /// How long commands that are under way at the end may take to end.
 const LAST_COMMANDS: Duration = Duration::from_millis(10);
@@ -78,7 +79,6 @@ const LEFT_ON: &str = "tracepoints that a killed recording left on are switched 
 pub struct TraceTarget {
     // The order matters: the tracepoints go off first.
     switch: Switch,
-    info: Info,
     /// The tracepoints that are on while it is armed, by group.
     masks: BTreeMap<u16, u64>,
     armed: bool,
@@ -114,12 +114,13 @@ impl TraceTarget {
     fn attach_to(process: &Process, options: &TraceOptions) -> Result<TraceTarget, Error> {
         let (file, path) = find::ring_of(process.pid)?;
         let bad = |why: String| Error::TraceRing { path: path.clone(), why };
+        let turns = Turns::of(&file);
         let file = Arc::new(Shared::new(file).map_err(|error| bad(error.to_string()))?);
         let layout = Layout::read(&file).map_err(bad)?;
         let events = Events::new(&layout)
             .map_err(|lacking| Error::NoTracepoints { path: path.clone(), lacking: lacking.join(", ") })?;
         let ticks = Ticks::new(layout.rate)?;
-        let (rpc, mut info) = target(process.pid, &path, options.rpc.as_deref())?;
+        let rpc = target(process.pid, &path, options.rpc.as_deref())?;
         let refused = |error: rpc::RpcError| Error::TraceRpc { pid: process.pid, why: error.to_string() };
         // What the target can not say is only missing in the queues.
         let directory = Directory::ask(&rpc).unwrap_or_default();
@@ -166,10 +167,9 @@ impl TraceTarget {
         };
         let reader = Reader::start(work, process.pid);
         // The reader is there before anything comes.
-        let (note, left) = Note::leave(process.pid);
-        let was_left = info.forget(&left);
-        let switch = Switch::on(rpc, &info, &masks, note, was_left.clone()).map_err(refused)?;
-        let remarks = was_left.iter().map(|(group, bits)| Event {
+        let (mut switch, left) = Switch::new(rpc, turns, process.pid).map_err(refused)?;
+        switch.more(&masks).map_err(refused)?;
+        let remarks = left.iter().map(|(group, bits)| Event {
             at_ns: monotonic_now(),
             what: LEFT_ON.to_owned(),
             on: format!("{group} {bits:#x}"),
@@ -186,7 +186,6 @@ impl TraceTarget {
         }
         Ok(TraceTarget {
             switch,
-            info,
             masks,
             armed: true,
             sends,
@@ -252,7 +251,7 @@ impl TraceTarget {
         if !self.armed {
             return;
         }
-        if let Err(error) = self.switch.more(&self.info, &sends) {
+        if let Err(error) = self.switch.more(&sends) {
             sink.event(Event {
                 at_ns: monotonic_now(),
                 what: "when responses were sent is not recorded".to_owned(),
@@ -274,8 +273,8 @@ fn is_remote(queue: &Queue) -> bool {
     !owners::is_local(queue.host.as_ref(), queue.target.as_ref())
 }
 
-/// The process's RPC, and what it says of its tracepoints.
-fn target(pid: u32, ring: &Path, named: Option<&Path>) -> Result<(Rpc, Info), Error> {
+/// The process's RPC.
+fn target(pid: u32, ring: &Path, named: Option<&Path>) -> Result<Rpc, Error> {
     let candidates = match named {
         Some(path) => vec![path.to_owned()],
         None => rpc::candidates(pid),
@@ -284,7 +283,7 @@ fn target(pid: u32, ring: &Path, named: Option<&Path>) -> Result<(Rpc, Info), Er
     for path in &candidates {
         let rpc = Rpc::new(path);
         match Info::ask(&rpc) {
-            Ok(info) if Path::new(&info.path).file_name() == ring.file_name() => return Ok((rpc, info)),
+            Ok(info) if Path::new(&info.path).file_name() == ring.file_name() => return Ok(rpc),
             Ok(info) => tried.push(format!("{} is that of another process ({})", path.display(), info.path)),
             Err(error) => tried.push(error.to_string()),
         }
@@ -405,12 +404,12 @@ impl Source for TraceTarget {
         if !std::mem::take(&mut self.armed) {
             return self.poll(Duration::ZERO, sink).map(drop);
         }
-        // The uprobe goes last, so that no command has times and no name.
+        // The uprobe goes last, so that no command has times and no name; another recording may have the tracepoints on.
         let off = self.switch.rest();
+        self.reader.suspend();
         if let Some(probe) = &mut self.probe {
             probe.detach();
         }
-        self.reader.suspend();
         let out = self.reader.take(Duration::ZERO);
         self.hand_over(out, sink);
         self.failed(off, "its tracepoints can not be switched off")
@@ -426,7 +425,7 @@ impl Source for TraceTarget {
             return Ok(false);
         }
         self.reader.resume();
-        let on = self.switch.more(&self.info, &self.masks);
+        let on = self.switch.more(&self.masks);
         self.failed(on, "its tracepoints can not be switched on again")?;
         self.armed = true;
         Ok(true)
@@ -435,7 +434,7 @@ impl Source for TraceTarget {
     fn stop(&mut self, sink: &mut dyn Sink) -> Result<(), Error> {
         // Beginnings first, so that what has begun is seen to its end.
         self.reader.closing();
-        let first = self.beginning.map_or(Ok(()), |number| self.switch.off_first(&self.info, number));
+        let first = self.beginning.map_or(Ok(()), |number| self.switch.off_first(number));
         if !self.ended() {
             std::thread::sleep(LAST_COMMANDS);
         }

@@ -14,7 +14,7 @@ use super::assemble::{Assembler, Identity, Out, Tally};
 use super::directory::Asking;
 use super::events::{Event, Events, Kind};
 use super::follow::{Follower, Look, Step};
-use super::layout::WORD_OF_COUNT;
+use super::layout::{Lcore, WORD_OF_COUNT};
 use super::memory::Shared;
 use super::ticks::{self, Ticks};
 use run_format::monotonic_now;
@@ -66,8 +66,19 @@ struct Between {
     /// Suspensions that were asked for.
     suspend: AtomicU64,
     done: Condvar,
-    /// When the recording was resumed, in ticks, until the thread knows; 0 when it does.
-    resumed: AtomicU64,
+    /// That the recording was resumed, until the thread knows.
+    resumed: Mutex<Option<Resumed>>,
+}
+
+/// What is recorded from here on is read again.
+#[derive(Debug)]
+struct Resumed {
+    /// Which suspension is over.
+    suspend: u64,
+    /// When, in ticks.
+    began: u64,
+    /// For each lcore the position in its ring, and how many capsules it had recorded.
+    rings: Vec<(u64, u64)>,
 }
 
 /// The thread, as its consumer sees it.
@@ -75,6 +86,10 @@ struct Between {
 pub(super) struct Reader {
     between: Arc<Between>,
     thread: Option<JoinHandle<()>>,
+    file: Arc<Shared>,
+    lcores: Vec<Lcore>,
+    /// The tracepoint NEW.
+    capsule: Option<u16>,
 }
 
 /// What the thread works with.
@@ -93,6 +108,9 @@ impl Reader {
     pub(super) fn start(work: Work, pid: u32) -> Reader {
         let between = Arc::new(Between::default());
         let shared = Arc::clone(&between);
+        let file = Arc::clone(&work.file);
+        let lcores = work.followers.iter().map(|follower| follower.lcore).collect();
+        let capsule = work.events.number(Kind::New);
         // Here, since capsules may come before the thread runs.
         let running = Running::new(work);
         let thread = std::thread::spawn(move || {
@@ -100,7 +118,7 @@ impl Reader {
             hurry();
             running.run(&shared);
         });
-        Reader { between, thread: Some(thread) }
+        Reader { between, thread: Some(thread), file, lcores, capsule }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -125,7 +143,8 @@ impl Reader {
         self.between.closing.store(true, Ordering::Release);
     }
 
-    /// Lets it read what is there, and forget what is not over: nothing more is recorded.
+    /// Lets it read what is there, and forget what is not over: what is recorded until [`Reader::resume`], for others, is
+    /// not read.
     pub(super) fn suspend(&self) {
         let asked = self.between.suspend.fetch_add(1, Ordering::AcqRel) + 1;
         let waits = |state: &mut State| state.suspended < asked && state.failed.is_none();
@@ -133,9 +152,26 @@ impl Reader {
         drop(self.between.done.wait_timeout_while(self.state(), SUSPENDS, waits));
     }
 
-    /// Something is recorded again from now on.
+    /// What is recorded from now on is read again.
     pub(super) fn resume(&self) {
-        self.between.resumed.store(ticks::now(), Ordering::Release);
+        let rings = self.lcores.iter().map(|lcore| self.now(lcore)).collect();
+        let suspend = self.between.suspend.load(Ordering::Acquire);
+        let resumed = Resumed { suspend, began: ticks::now(), rings };
+        *self.between.resumed.lock().unwrap_or_else(PoisonError::into_inner) = Some(resumed);
+    }
+
+    /// How far an lcore's ring is, and how many capsules were recorded until there.
+    fn now(&self, lcore: &Lcore) -> (u64, u64) {
+        let look = || (position(&self.file, lcore), capsules(&self.file, lcore, self.capsule));
+        let mut now = look();
+        // Both of one moment, unless another recording has the tracepoints on and one comes each time.
+        for _ in 0..8 {
+            match look() {
+                same if same == now => break,
+                other => now = other,
+            }
+        }
+        now
     }
 
     /// Lets it read what is there, and ends it.
@@ -190,6 +226,28 @@ fn hurry() {
     let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
 }
 
+/// How many entries an lcore has written.
+fn position(file: &Shared, lcore: &Lcore) -> u64 {
+    file.word_first(lcore.next_at).unwrap_or(0)
+}
+
+/// How many capsules an lcore has recorded.
+fn capsules(file: &Shared, lcore: &Lcore, capsule: Option<u16>) -> u64 {
+    let at = |new: u16| lcore.counts_at + usize::from(new) * WORD_OF_COUNT;
+    capsule.and_then(|new| file.word_first(at(new))).unwrap_or(0)
+}
+
+/// Of one lcore: capsules by the tracepoint NEW's count.
+#[derive(Clone, Copy, Debug, Default)]
+struct Capsules {
+    /// The count when following began.
+    first: u64,
+    /// How many were read.
+    read: u64,
+    /// The count when the ring was last looked at.
+    counted: u64,
+}
+
 /// What a ring's follower came upon.
 enum Item {
     Event(Event),
@@ -198,28 +256,23 @@ enum Item {
 
 struct Running {
     work: Work,
-    /// By lcore: tracepoint NEW's count when following began, and how many were read.
-    capsules: Vec<(u64, u64)>,
+    /// By lcore.
+    capsules: Vec<Capsules>,
     asked: (Instant, u32),
     suspended: u64,
+    /// The rings are not read.
+    paused: bool,
 }
 
 impl Running {
     fn new(work: Work) -> Running {
-        let mut running = Running { capsules: Vec::new(), work, asked: (Instant::now(), 0), suspended: 0 };
-        running.capsules = (0..running.work.followers.len()).map(|n| (running.count(n), 0)).collect();
-        running
-    }
-
-    /// How many capsules an lcore has recorded.
-    fn count(&self, lcore: usize) -> u64 {
-        let (Some(follower), Some(new)) =
-            (self.work.followers.get(lcore), self.work.events.number(Kind::New))
-        else {
-            return 0;
+        let capsule = work.events.number(Kind::New);
+        let of = |follower: &Follower| {
+            let first = capsules(&work.file, &follower.lcore, capsule);
+            Capsules { first, read: 0, counted: first }
         };
-        let at = follower.lcore.counts_at + usize::from(new) * WORD_OF_COUNT;
-        self.work.file.word_first(at).unwrap_or(0)
+        let capsules = work.followers.iter().map(of).collect();
+        Running { capsules, work, asked: (Instant::now(), 0), suspended: 0, paused: false }
     }
 
     fn run(mut self, between: &Between) {
@@ -239,10 +292,11 @@ impl Running {
             if !self.work.file.is_whole() {
                 return self.fail(between, CUT);
             }
+            // In this order: a suspension that is over was asked for before.
+            let resumed = between.resumed.lock().unwrap_or_else(PoisonError::into_inner).take();
             let suspend = between.suspend.load(Ordering::Acquire);
-            let resumed = between.resumed.swap(0, Ordering::AcqRel);
-            if resumed != 0 {
-                self.work.assembler.began = resumed;
+            if let Some(resumed) = &resumed {
+                self.resume(resumed);
             }
             self.work.assembler.closing = between.closing.load(Ordering::Acquire);
             let elapsed = before.elapsed();
@@ -258,6 +312,8 @@ impl Running {
                 self.identities(&mut out);
                 self.work.assembler.suspend();
                 self.suspended = suspend;
+                // One that was come to too late may be over.
+                self.paused = resumed.is_none_or(|resumed| resumed.suspend != suspend);
             }
             if last {
                 self.identities(&mut out);
@@ -280,8 +336,32 @@ impl Running {
         }
     }
 
+    /// Goes on where the recording was resumed. What others recorded before is none of its own.
+    fn resume(&mut self, resumed: &Resumed) {
+        self.work.assembler.began = resumed.began;
+        if !self.paused || resumed.suspend != self.suspended {
+            return;
+        }
+        self.paused = false;
+        let missing: Vec<u64> = (0..self.capsules.len()).map(|lcore| self.missing_of(lcore)).collect();
+        let each = self.work.followers.iter_mut().zip(&mut self.capsules).zip(&resumed.rings).zip(missing);
+        for (((follower, capsules), (position, count)), missing) in each {
+            // A ring that was begun anew is found out by the next look.
+            follower.skip(*position);
+            *capsules = Capsules {
+                first: count.saturating_sub(capsules.read).saturating_sub(missing),
+                counted: *count,
+                ..*capsules
+            };
+        }
+    }
+
     /// How full the fullest ring is; sets the next rest by how fast it fills.
     fn fullest(&self, elapsed: Duration, rest: &mut Duration) -> f64 {
+        if self.paused {
+            *rest = LONGEST_REST;
+            return 0.0;
+        }
         let mut fullest = 0.0f64;
         let mut longest = LONGEST_REST;
         for follower in &self.work.followers {
@@ -308,9 +388,10 @@ impl Running {
         }
         let mut look = Look::Done;
         let mut rings: Vec<VecDeque<Item>> = Vec::with_capacity(followers.len());
-        for (lcore, follower) in (0u32..).zip(followers.iter_mut()) {
+        let (capsule, looked_at) = (events.number(Kind::New), if self.paused { 0 } else { followers.len() });
+        for (lcore, follower) in (0u32..).zip(followers.iter_mut().take(looked_at)) {
             let mut items = VecDeque::new();
-            let capsules = self.capsules.get_mut(lcore as usize);
+            let counted = capsules(file, &follower.lcore, capsule);
             let mut read = 0;
             let this = follower.look(file, |step| match step {
                 Step::Record(record) => {
@@ -321,8 +402,9 @@ impl Running {
                 }
                 Step::Gap => items.push_back(Item::Gap),
             });
-            if let Some(capsules) = capsules {
-                capsules.1 += read;
+            if let Some(capsules) = self.capsules.get_mut(lcore as usize) {
+                capsules.read += read;
+                capsules.counted = counted;
             }
             if this == Look::Restarted {
                 look = Look::Restarted;
@@ -382,15 +464,17 @@ impl Running {
 
     /// Capsules that were recorded and overwritten: the counts tell, where entries are missing.
     fn missing(&self) -> u64 {
-        let of = |(lcore, follower): (usize, &Follower)| {
-            let (first, read) = self.capsules.get(lcore).copied().unwrap_or_default();
-            if follower.missed == 0 {
-                0
-            } else {
-                self.count(lcore).saturating_sub(first).saturating_sub(read)
+        (0..self.capsules.len()).map(|lcore| self.missing_of(lcore)).sum()
+    }
+
+    fn missing_of(&self, lcore: usize) -> u64 {
+        let none = self.work.followers.get(lcore).is_none_or(|follower| follower.missed == 0);
+        match self.capsules.get(lcore) {
+            Some(Capsules { first, read, counted }) if !none => {
+                counted.saturating_sub(*first).saturating_sub(*read)
             }
-        };
-        self.work.followers.iter().enumerate().map(of).sum()
+            _ => 0,
+        }
     }
 
     fn fail(self, between: &Between, why: &str) {

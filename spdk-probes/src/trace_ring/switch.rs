@@ -1,5 +1,5 @@
 //! Switches tracepoints on for the length of a recording, over the target's RPC, and off again: only those that
-//! were off before. It never writes to the target's memory itself.
+//! were off before, and those of several recordings with the last of them. It never writes to the target's memory itself.
 
 use std::collections::BTreeMap;
 
@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::note::Note;
 use super::rpc::{Rpc, RpcError};
+use super::turn::Turns;
 
 /// The group in which commands begin and end: it goes on last and off first, so that none is recorded in part.
 const COMMANDS: &str = "nvmf_tcp";
@@ -30,8 +31,8 @@ impl Info {
         Ok(Info::parse(&answer))
     }
 
-    /// Takes what an earlier recording left on for off, and returns what of it is on.
-    pub(super) fn forget(&mut self, left: &Masks) -> Masks {
+    /// Takes what recordings have switched on for off, and returns what of it is on.
+    fn forget(&mut self, left: &Masks) -> Masks {
         let mut found = Masks::new();
         for (name, on) in self.groups.values_mut() {
             let bits = *on & left.get(name).copied().unwrap_or(0);
@@ -61,56 +62,72 @@ impl Info {
     }
 }
 
-/// Tracepoints that were switched on, and go off again with this.
+/// Tracepoints that are needed, and go off again with this.
 #[derive(Debug)]
 pub(super) struct Switch {
     rpc: Rpc,
+    turns: Turns,
+    /// What was on before any recording, by group.
+    before: BTreeMap<u16, (String, u64)>,
+    /// What this recording needs and was off before it, whoever has switched it on.
     on: Masks,
-    /// What tells the next recording, should this one not come to switch them off.
+    /// What tells other recordings of it, and the next one, should this one not come to switch it off.
     note: Option<Note>,
 }
 
 impl Switch {
-    /// Switches on what of `wanted` (by group number) is off. What was `left` on goes off with it.
-    pub(super) fn on(
-        rpc: Rpc,
-        info: &Info,
-        wanted: &BTreeMap<u16, u64>,
-        note: Option<Note>,
-        left: Masks,
-    ) -> Result<Switch, RpcError> {
-        let mut switch = Switch { rpc, on: left, note };
-        switch.more(info, wanted)?;
-        Ok(switch)
+    /// Looks at what is on in a process, and switches nothing yet. What recordings left on that were killed goes off with
+    /// this, and is returned.
+    pub(super) fn new(rpc: Rpc, turns: Turns, pid: u32) -> Result<(Switch, Masks), RpcError> {
+        let turn = turns.take();
+        let (mut note, others) = Note::leave(pid);
+        let mut info = match Info::ask(&rpc) {
+            Ok(info) => info,
+            Err(error) => {
+                note.take().into_iter().for_each(Note::remove);
+                return Err(error);
+            }
+        };
+        let left = info.forget(&others.left);
+        info.forget(&others.live);
+        if let Some(note) = &mut note {
+            note.write(&left);
+        }
+        drop(turn);
+        Ok((Switch { rpc, turns, before: info.groups, on: left.clone(), note }, left))
     }
 
-    /// Switches on more of what was off before.
-    pub(super) fn more(&mut self, info: &Info, wanted: &BTreeMap<u16, u64>) -> Result<(), RpcError> {
+    /// Switches on what of `wanted` (by group number) was off before.
+    pub(super) fn more(&mut self, wanted: &BTreeMap<u16, u64>) -> Result<(), RpcError> {
         let missing = wanted.iter().filter_map(|(group, bits)| {
-            let (name, on) = info.groups.get(group)?;
-            Some((name, bits & !on)).filter(|(_, missing)| *missing != 0)
+            let (name, on) = self.before.get(group)?;
+            Some((name.clone(), bits & !on)).filter(|(_, missing)| *missing != 0)
         });
         let mut missing: Vec<_> = missing.collect();
         missing.sort_by_key(|(name, _)| *name == COMMANDS);
+        let _turn = self.turns.take();
         // Noted first: a call whose answer is lost may have been carried out.
         for (name, bits) in &missing {
-            *self.on.entry((*name).clone()).or_insert(0) |= bits;
+            *self.on.entry(name.clone()).or_insert(0) |= bits;
         }
         if let Some(note) = &mut self.note {
             note.write(&self.on);
         }
         for (name, bits) in missing {
-            self.rpc.call("trace_set_tpoint_mask", Some(parameters(name, bits)))?;
+            // Another recording may have switched it on, which does no harm.
+            self.rpc.call("trace_set_tpoint_mask", Some(parameters(&name, bits)))?;
         }
         Ok(())
     }
 
-    /// Switches one tracepoint off before the others, if it was switched on.
-    pub(super) fn off_first(&mut self, info: &Info, number: u16) -> Result<(), RpcError> {
-        let Some((name, _)) = info.groups.get(&(number / 64)) else { return Ok(()) };
+    /// Switches one tracepoint off before the others, unless it was on before or another recording needs it.
+    pub(super) fn off_first(&mut self, number: u16) -> Result<(), RpcError> {
         let bit = 1 << (number % 64);
+        let Some((name, _)) = self.before.get(&(number / 64)) else { return Ok(()) };
+        let _turn = self.turns.take();
+        let needed = needed_by_others(self.note.as_ref());
         match self.on.get_mut(name) {
-            Some(on) if *on & bit != 0 => {
+            Some(on) if *on & bit & !needed.get(name).copied().unwrap_or(0) != 0 => {
                 self.rpc.call("trace_clear_tpoint_mask", Some(parameters(name, bit)))?;
                 *on &= !bit;
                 Ok(())
@@ -119,7 +136,7 @@ impl Switch {
         }
     }
 
-    /// Switches off what was switched on, for good.
+    /// Switches off what no other recording needs, for good.
     pub(super) fn off(&mut self) -> Result<(), RpcError> {
         let done = self.rest();
         // One that failed is for the next recording, if the process lives on.
@@ -129,18 +146,34 @@ impl Switch {
         done
     }
 
-    /// Switches off what was switched on, until [`Switch::more`].
+    /// Switches off what no other recording needs, until [`Switch::more`].
     pub(super) fn rest(&mut self) -> Result<(), RpcError> {
+        let _turn = self.turns.take();
+        let needed = needed_by_others(self.note.as_ref());
         let mut first = Ok(());
-        let mut on: Vec<_> =
-            std::mem::take(&mut self.on).into_iter().filter(|(_, bits)| *bits != 0).collect();
+        let mut on: Vec<_> = std::mem::take(&mut self.on).into_iter().collect();
         on.sort_by_key(|(name, _)| name != COMMANDS);
         for (name, bits) in on {
-            let done = self.rpc.call("trace_clear_tpoint_mask", Some(parameters(&name, bits)));
-            first = first.and(done.map(drop));
+            let bits = bits & !needed.get(&name).copied().unwrap_or(0);
+            if bits == 0 {
+                continue;
+            }
+            if let Err(error) = self.rpc.call("trace_clear_tpoint_mask", Some(parameters(&name, bits))) {
+                first = first.and(Err(error));
+                self.on.insert(name, bits);
+            }
+        }
+        // Last, so that it says too much if this is killed meanwhile, and not too little.
+        if let Some(note) = &mut self.note {
+            note.write(&self.on);
         }
         first
     }
+}
+
+/// The tracepoints that other recordings need.
+fn needed_by_others(note: Option<&Note>) -> Masks {
+    note.map(Note::live_others).unwrap_or_default()
 }
 
 impl Drop for Switch {
@@ -158,6 +191,7 @@ fn parameters(name: &str, mask: u64) -> Value {
 mod tests {
     use super::{Info, Masks, Switch};
     use crate::trace_ring::rpc::Rpc;
+    use crate::trace_ring::turn::Turns;
     use serde_json::{Value, json};
     use std::collections::BTreeMap;
     use std::io::{Read, Write};
@@ -177,44 +211,113 @@ mod tests {
         assert_eq!(Info::parse(&json!([1])), Info::default());
     }
 
-    #[test]
-    fn only_what_was_off_goes_on_and_off_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("rpc.sock");
-        let listener = UnixListener::bind(&path).unwrap();
-        // The target's masks, as its methods change them.
-        let server = std::thread::spawn(move || {
-            let mut masks = BTreeMap::from([("bdev".to_owned(), 0b100u64), ("nvmf_tcp".to_owned(), 0)]);
+    /// Answers like a target whose masks are these, so many times, and returns them as they were after each change.
+    fn target(path: &std::path::Path, calls: usize) -> std::thread::JoinHandle<Vec<Masks>> {
+        let listener = UnixListener::bind(path).unwrap();
+        std::thread::spawn(move || {
+            let mut masks = Masks::from([("bdev".to_owned(), 0b100), ("nvmf_tcp".to_owned(), 0)]);
             let mut history = vec![masks.clone()];
-            for _ in 0..4 {
+            for _ in 0..calls {
                 let (mut stream, _) = listener.accept().unwrap();
                 let mut request = vec![0; 4096];
                 let n = stream.read(&mut request).unwrap();
                 let request: Value = serde_json::from_slice(&request[..n]).unwrap();
-                let mask = masks.get_mut(request["params"]["name"].as_str().unwrap()).unwrap();
-                let bits = request["params"]["tpoint_mask"].as_u64().unwrap();
-                match request["method"].as_str().unwrap() {
-                    "trace_set_tpoint_mask" => *mask |= bits,
-                    "trace_clear_tpoint_mask" => *mask &= !bits,
-                    other => panic!("{other}"),
+                let bits = request["params"]["tpoint_mask"].as_u64();
+                let method = request["method"].as_str().unwrap();
+                let result = if method == "trace_get_info" {
+                    let of = |group: u64, name: &str| json!({ "mask": format!("{:#x}", 1u64 << group), "tpoint_mask": format!("{:#x}", masks[name]) });
+                    json!({ "bdev": of(3, "bdev"), "nvmf_tcp": of(5, "nvmf_tcp") })
+                } else {
+                    let mask = masks.get_mut(request["params"]["name"].as_str().unwrap()).unwrap();
+                    match method {
+                        "trace_set_tpoint_mask" => *mask |= bits.unwrap(),
+                        "trace_clear_tpoint_mask" => *mask &= !bits.unwrap(),
+                        other => panic!("{other}"),
+                    }
+                    json!(true)
+                };
+                let answer = json!({ "jsonrpc": "2.0", "id": 1, "result": result }).to_string();
+                stream.write_all(answer.as_bytes()).unwrap();
+                if history.last() != Some(&masks) {
+                    history.push(masks.clone());
                 }
-                stream.write_all(br#"{"jsonrpc":"2.0","id":1,"result":true}"#).unwrap();
-                history.push(masks.clone());
             }
             history
-        });
-        let groups = BTreeMap::from([(3, ("bdev".to_owned(), 0b100)), (5, ("nvmf_tcp".to_owned(), 0))]);
-        let info = Info { path: String::new(), groups };
-        let wanted = BTreeMap::from([(3, 0b110), (5, 0b1), (15, 0b10)]);
-        let mut switch = Switch::on(Rpc::new(&path), &info, &wanted, None, Masks::new()).unwrap();
+        })
+    }
+
+    fn masks(bdev: u64, nvmf_tcp: u64) -> Masks {
+        [("bdev".to_owned(), bdev), ("nvmf_tcp".to_owned(), nvmf_tcp)].into()
+    }
+
+    /// A process of one's own to be recorded.
+    fn process() -> std::process::Child {
+        std::process::Command::new("sleep").arg("60").spawn().unwrap()
+    }
+
+    #[test]
+    fn only_what_was_off_goes_on_and_off_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rpc.sock");
+        let server = target(&path, 5);
+        let mut process = process();
+        let turns = Turns::of(&tempfile::tempfile().unwrap());
+        let (mut switch, left) = Switch::new(Rpc::new(&path), turns, process.id()).unwrap();
+        assert_eq!(left, Masks::new());
+        switch.more(&BTreeMap::from([(3, 0b110), (5, 0b1), (15, 0b10)])).unwrap();
         // What was on before, and what is not there, is left alone.
-        switch.off_first(&info, 3 * 64 + 2).unwrap();
-        switch.off_first(&info, 15 * 64 + 1).unwrap();
-        switch.off_first(&info, 3 * 64 + 1).unwrap();
+        switch.off_first(3 * 64 + 2).unwrap();
+        switch.off_first(15 * 64 + 1).unwrap();
+        switch.off_first(3 * 64 + 1).unwrap();
         drop(switch);
         let history = server.join().unwrap();
-        assert_eq!(history[3], BTreeMap::from([("bdev".to_owned(), 0b100), ("nvmf_tcp".to_owned(), 1)]));
-        assert_eq!(history[2], BTreeMap::from([("bdev".to_owned(), 0b110), ("nvmf_tcp".to_owned(), 1)]));
-        assert_eq!(history.first(), history.last());
+        assert_eq!(
+            history,
+            [masks(0b100, 0), masks(0b110, 0), masks(0b110, 1), masks(0b100, 1), masks(0b100, 0)]
+        );
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+
+    /// Whichever ends first, and however often one rests, what the other needs stays on; with the last all goes off.
+    #[test]
+    fn what_several_recordings_need_goes_off_with_the_last_of_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rpc.sock");
+        let server = target(&path, 12);
+        let mut process = process();
+        let ring = tempfile::tempfile().unwrap();
+        let begin = || Switch::new(Rpc::new(&path), Turns::of(&ring), process.id()).unwrap().0;
+        let (common, more) = (BTreeMap::from([(3, 0b111), (5, 0b1)]), BTreeMap::from([(5, 0b100)]));
+        // Three calls each: what is on, and two groups.
+        let mut first = begin();
+        first.more(&common).unwrap();
+        let mut second = begin();
+        second.more(&common).unwrap();
+        // One, and one: what only the first needs.
+        first.more(&more).unwrap();
+        first.off_first(5 * 64).unwrap();
+        first.rest().unwrap();
+        second.off_first(3 * 64 + 2).unwrap();
+        // Two: armed again, and all that it needs is on but what it alone needs.
+        first.more(&common).unwrap();
+        second.off().unwrap();
+        first.off().unwrap();
+        drop((first, second));
+        let history = server.join().unwrap();
+        assert_eq!(
+            history,
+            [
+                masks(0b100, 0),
+                masks(0b111, 0),
+                masks(0b111, 0b1),
+                masks(0b111, 0b101),
+                masks(0b111, 0b1),
+                masks(0b111, 0),
+                masks(0b100, 0)
+            ]
+        );
+        process.kill().unwrap();
+        process.wait().unwrap();
     }
 }

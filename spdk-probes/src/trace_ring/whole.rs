@@ -4,46 +4,24 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use run_format::{
-    Boundary, Command, Counters, Event, Nanos, Operation, Queue, QueueId, Sink, Source, monotonic_now,
-};
+use run_format::{Boundary, Command, Counters, Nanos, Operation, Source, monotonic_now};
 use serde_json::json;
 
+use self::kept::Kept;
 use super::fake::{Fake, Plan, Wrong, call};
 use super::layout::Generation;
 use super::note::Note;
 use super::{LEFT_ON, TraceOptions, TraceTarget};
 use crate::Error;
 
+#[path = "../../tests/common/kept.rs"]
+#[allow(dead_code, reason = "other tests use more of it")]
+mod kept;
+
 const ALL: [Generation; 3] = [Generation::Flags, Generation::File, Generation::Sections];
 const WHILE: Duration = Duration::from_millis(400);
 /// nvmf_tcp's NEW, READY, EXECUTED, AWAIT_R2T_ACK and DISCONNECT, as the fake numbers them since 24.09.
 const MINIMUM: u64 = 1 | 1 << 6 | 1 << 9 | 1 << 16 | 1 << 20;
-
-/// All that a source hands over.
-#[derive(Debug, Default)]
-struct Kept {
-    queues: Vec<Queue>,
-    commands: Vec<Command>,
-    events: Vec<Event>,
-}
-
-impl Sink for Kept {
-    fn queue(&mut self, queue: Queue) -> QueueId {
-        self.queues.push(queue);
-        QueueId(self.queues.len() as u32 - 1)
-    }
-    fn queue_is(&mut self, id: QueueId, queue: Queue) {
-        self.queues[id.0 as usize] = queue;
-    }
-    fn queue_went(&mut self, _: QueueId, _: Nanos) {}
-    fn command(&mut self, command: &Command) {
-        self.commands.push(command.clone());
-    }
-    fn event(&mut self, event: Event) {
-        self.events.push(event);
-    }
-}
 
 fn attach(fake: &Fake) -> Result<TraceTarget, Error> {
     let options = TraceOptions { rpc: Some(fake.socket.clone()), identities: None };
@@ -120,7 +98,8 @@ fn every_command_of_every_layout_is_recorded_and_the_masks_are_put_back() {
         let counters = exact(&source, &kept);
         let numbers = honest(&kept);
         if counters.lost.overwritten == 0 {
-            assert_eq!((counters.lost.total(), counters.in_flight), (0, 0), "{counters:?}");
+            // One can be under way, if its writer is kept from its core for long.
+            assert!(counters.lost.total() == 0 && counters.in_flight <= 1, "{counters:?}");
             // Every one between two moments, one after the other.
             assert!(numbers.windows(2).all(|two| two[1] == two[0] + 1), "{generation:?}");
             assert!(*numbers.first().unwrap() <= before && *numbers.last().unwrap() + 1 >= after);
@@ -214,6 +193,86 @@ fn between_two_windows_nothing_is_recorded_and_nothing_is_switched_on() {
         slices.windows(2).any(|two| from > two[0].1 && Nanos(to.0 + 50_000_000) < two[1].0)
     });
     assert_eq!(idle.count(), 0);
+}
+
+/// The tracepoints that recordings share go off with the last of them, and a windowed one takes none away from the
+/// others, and nothing of theirs.
+#[test]
+fn recordings_of_one_target_do_each_other_no_harm() {
+    for windowed_ends_first in [true, false] {
+        let mut fake = Fake::start(&Plan::new(Generation::Sections));
+        let on = [0b11, MINIMUM, 0];
+        let mut whole = (attach(&fake).unwrap(), Kept::default());
+        let mut windowed = (attach(&fake).unwrap(), Kept::default());
+        let both = |whole: &mut (TraceTarget, Kept), windowed: &mut (TraceTarget, Kept)| {
+            for _ in 0..10 {
+                poll(&mut whole.0, &mut whole.1, WHILE / 80).unwrap();
+                poll(&mut windowed.0, &mut windowed.1, WHILE / 80).unwrap();
+            }
+        };
+        let from = fake.written();
+        let mut idle = Vec::new();
+        for _ in 0..3 {
+            both(&mut whole, &mut windowed);
+            windowed.0.disarm(&mut windowed.1).unwrap();
+            assert_eq!(fake.masks(), on);
+            let away = monotonic_now();
+            both(&mut whole, &mut windowed);
+            idle.push((away, monotonic_now()));
+            assert!(windowed.0.arm().unwrap());
+            assert_eq!(fake.masks(), on);
+        }
+        both(&mut whole, &mut windowed);
+        let upto = fake.written();
+        let (first, last) =
+            if windowed_ends_first { (&mut windowed, &mut whole) } else { (&mut whole, &mut windowed) };
+        first.0.stop(&mut first.1).unwrap();
+        assert_eq!(fake.masks(), on);
+        poll(&mut last.0, &mut last.1, WHILE / 8).unwrap();
+        last.0.stop(&mut last.1).unwrap();
+        assert_eq!(fake.masks(), [0, 0, 0]);
+
+        let (counters, of_windows) = (exact(&whole.0, &whole.1), exact(&windowed.0, &windowed.1));
+        let numbers = honest(&whole.1);
+        honest(&windowed.1);
+        let away = |at: Nanos| idle.iter().any(|(from, to)| (from.0..to.0).contains(&at.0));
+        let came = |command: &Command| command.time(Boundary::TRecv).unwrap();
+        assert_eq!(windowed.1.commands.iter().filter(|command| away(came(command))).count(), 0);
+        assert!(windowed.1.commands.len() > 100 && of_windows.lost.unfinished == 0, "{of_windows:?}");
+        if counters.lost.overwritten + of_windows.lost.overwritten == 0 {
+            assert_eq!(
+                (counters.lost.total(), of_windows.lost.total()),
+                (0, 0),
+                "{counters:?} {of_windows:?}"
+            );
+            assert!(numbers.windows(2).all(|two| two[1] == two[0] + 1));
+            assert!(*numbers.first().unwrap() <= from && *numbers.last().unwrap() + 1 >= upto);
+        } else {
+            println!("skipped: this machine is so busy that the ring was overrun");
+        }
+    }
+}
+
+/// What a windowed recording lost it does not lose again by what others record while it is away.
+#[test]
+fn what_others_record_between_two_windows_is_not_lost() {
+    let mut fake = Fake::start(&Plan { entries: 64, rate: 40_000, ..Plan::new(Generation::Sections) });
+    let mut other = attach(&fake).unwrap();
+    let mut source = attach(&fake).unwrap();
+    let mut kept = Kept::default();
+    poll(&mut source, &mut kept, WHILE / 2).unwrap();
+    source.disarm(&mut kept).unwrap();
+    let before = exact(&source, &kept);
+    assert!(before.lost.overwritten > 0, "{before:?}");
+    poll(&mut source, &mut kept, WHILE / 2).unwrap();
+    assert_eq!(exact(&source, &kept), before);
+    fake.tell("rate 0");
+    assert!(source.arm().unwrap());
+    poll(&mut source, &mut kept, WHILE / 8).unwrap();
+    source.stop(&mut kept).unwrap();
+    assert_eq!(exact(&source, &kept), before);
+    other.stop(&mut Kept::default()).unwrap();
+    assert_eq!(fake.masks(), [0, 0, 0]);
 }
 
 #[test]

@@ -1,50 +1,14 @@
 //! What the tests of the recorders share: a sink that keeps everything, and what must hold for every command.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+mod kept;
 pub(crate) mod nvmf;
 pub(crate) mod standin;
 
 use std::time::{Duration, Instant};
 
-use run_format::{Boundary, Command, Counters, Event, Nanos, Queue, QueueId, Side, Sink, Source};
-
-/// Keeps everything in memory.
-#[derive(Debug, Default)]
-pub(crate) struct Kept {
-    pub(crate) queues: Vec<Queue>,
-    pub(crate) commands: Vec<Command>,
-    pub(crate) events: Vec<Event>,
-}
-
-impl Sink for Kept {
-    fn queue(&mut self, queue: Queue) -> QueueId {
-        self.queues.push(queue);
-        QueueId(self.queues.len() as u32 - 1)
-    }
-
-    fn queue_is(&mut self, id: QueueId, queue: Queue) {
-        self.queues[id.0 as usize] = queue;
-    }
-
-    fn queue_went(&mut self, id: QueueId, at: Nanos) {
-        self.queues[id.0 as usize].went = Some(at);
-    }
-
-    fn command(&mut self, command: &Command) {
-        self.commands.push(command.clone());
-    }
-
-    fn event(&mut self, event: Event) {
-        self.events.push(event);
-    }
-}
-
-impl Kept {
-    /// The queue of a command.
-    pub(crate) fn queue_of(&self, command: &Command) -> &Queue {
-        &self.queues[command.queue.0 as usize]
-    }
-}
+pub(crate) use kept::Kept;
+use run_format::{Boundary, Command, Counters, Nanos, Side, Source};
 
 /// Polls until `done` says so or the time is up; returns whether it did.
 pub(crate) fn poll_until<S: Source>(
