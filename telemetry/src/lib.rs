@@ -9,6 +9,7 @@
 mod about;
 mod clock;
 mod collect;
+mod csv;
 mod kept;
 mod pace;
 mod rows;

@@ -1,13 +1,13 @@
 //! The user's own series (tokens a second, request latency) out of a CSV file, put on the recording's clock. What can
 //! not be taken is told with its line and left out; a gap stays a gap.
 
+use crate::csv::Records;
 use crate::{Batch, Kind, Metric, Nanos, Row, SAMPLED};
-use csv::{ByteRecord, ReaderBuilder};
 use jiff::Timestamp;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -116,14 +116,11 @@ impl Series {
             text.consume(3);
         }
         let delimiter = delimiter(text.fill_buf().map_err(Why::Io)?);
-        let mut reader =
-            ReaderBuilder::new().delimiter(delimiter).flexible(true).has_headers(false).from_reader(text);
-        let mut record = ByteRecord::new();
-        if !reader.read_byte_record(&mut record).map_err(csv_error)? {
+        let mut records = Records::new(text, delimiter);
+        let Some(head) = records.next().map_err(Why::Io)? else {
             return Err(Why::Refused("it is empty: it needs a head that names its columns".to_owned()));
-        }
-        let head: Vec<String> =
-            record.iter().map(|name| String::from_utf8_lossy(name).trim().to_owned()).collect();
+        };
+        let head: Vec<String> = (0..head.len()).map(|column| head.get(column)).collect();
         if head.iter().all(|name| name.is_empty() || name.parse::<f64>().is_ok() || time(name).is_ok()) {
             return Err(Why::Refused(
                 "line 1 names no columns: put a head above it, such as time,tokens_per_second".to_owned(),
@@ -139,11 +136,10 @@ impl Series {
         let columns = columns(&head, time_column, &mut tally);
         let mut lines = Vec::new();
         let mut unit = None;
-        while reader.read_byte_record(&mut record).map_err(csv_error)? {
-            let number = record.position().map_or(0, csv::Position::line);
-            let cell = |column: usize| String::from_utf8_lossy(record.get(column).unwrap_or_default());
-            let at = cell(time_column);
-            let at = at.trim();
+        while let Some(record) = records.next().map_err(Why::Io)? {
+            let number = record.line;
+            let cell = record.get(time_column);
+            let at = cell.as_str();
             let realtime = match time(at) {
                 Ok((realtime, its)) if *unit.get_or_insert(its) == its => realtime,
                 Ok(_) => {
@@ -163,20 +159,19 @@ impl Series {
                 std::cmp::Ordering::Equal => {}
             }
             let values = columns.iter().map(|(column, name)| {
-                let text = cell(*column);
-                let text = text.trim();
-                value(text).unwrap_or_else(|why| {
-                    tally.tell(&format!("{name} {why}: a gap"), number, text);
+                let text = record.get(*column);
+                value(&text).unwrap_or_else(|why| {
+                    tally.tell(&format!("{name} {why}: a gap"), number, &text);
                     None
                 })
             });
             let values: Vec<Option<f64>> = values.collect();
             let Some(at) = wall_to_monotonic(realtime, clocks) else {
-                tally.tell("it is before the machine was started", number, at);
+                tally.tell("it is before the machine was started", number, &cell);
                 continue;
             };
             if at < within.0 || at > within.1 {
-                tally.tell("it is outside of the recording", number, cell(time_column).trim());
+                tally.tell("it is outside of the recording", number, &cell);
                 continue;
             }
             lines.push((at, number, values));
@@ -265,13 +260,6 @@ fn sort(lines: &mut Vec<(Nanos, u64, Vec<Option<f64>>)>, tally: &mut Tally) {
 enum Why {
     Io(std::io::Error),
     Refused(String),
-}
-
-fn csv_error(error: csv::Error) -> Why {
-    match error.into_kind() {
-        csv::ErrorKind::Io(error) => Why::Io(error),
-        other => Why::Io(std::io::Error::new(ErrorKind::InvalidData, format!("{other:?}"))),
-    }
 }
 
 /// What was not taken, by what it is.
