@@ -339,9 +339,13 @@ fn the_drives_time_is_the_drives(whole: &Recording) -> Result<()> {
     // An emulated machine's timers are late when the real one is busy, never early.
     let fastest = drives.iter().copied().min().unwrap_or(0);
     ensure!(fastest < delay * 3 / 2, "the drive takes {delay} ns, not {fastest}");
-    let storage = |row: &&Row| Some(row.at(Boundary::TDone)? - row.at(Boundary::TSubmit)?);
-    let (all, in_drive) = (slow.iter().filter_map(storage).sum::<u64>(), drives.iter().sum::<u64>());
-    ensure!(in_drive * 10 >= all * 8, "{in_drive} ns of {all} ns of storage are the drive's");
+    // Of most commands: the machine may stop the target for longer than a drive takes.
+    let mostly = |row: &&&Row| {
+        let storage = row.at(Boundary::TDone).zip(row.at(Boundary::TSubmit)).map(|(done, at)| done - at);
+        storage.zip(row.drive).is_some_and(|(all, drive)| drive <= all && drive * 10 >= all * 8)
+    };
+    let of = slow.iter().filter(mostly).count();
+    ensure!(of * 2 > slow.len(), "storage is mostly the drive's of {of} of {} commands", slow.len());
     for nqn in [LOCAL_NQN, RDMA_NQN] {
         let here = on(whole, nqn);
         let io = |row: &&Row| here(row) && row.nsid == 1 && matches!(row.opcode, READ | WRITE);
