@@ -75,11 +75,8 @@ impl Drop for Nvml {
 }
 
 impl Nvml {
-    fn load(places: &Places) -> Result<Nvml, Lack> {
-        let name = places.nvml.display().to_string();
+    fn start(name: &str, library: Library) -> Result<Nvml, Lack> {
         let lack = |error: libloading::Error| Lack(format!("{name}: {error}"));
-        // SAFETY: loading runs the library's initialisers; it is NVIDIA's, found where the system's loader finds it.
-        let library = unsafe { Library::new(&places.nvml) }.map_err(lack)?;
         // SAFETY: the types of these functions are those of nvml.h.
         unsafe {
             let init: Symbol<'_, unsafe extern "C" fn() -> c_int> =
@@ -141,18 +138,25 @@ impl Nvml {
 
 /// The collector.
 pub(super) struct Gpu {
-    nvml: Nvml,
+    name: String,
+    /// Until the first sample: starting it may take a second.
+    library: Option<Library>,
+    nvml: Option<Nvml>,
 }
 
 impl std::fmt::Debug for Gpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gpu").field("devices", &self.nvml.devices.len()).finish_non_exhaustive()
+        f.debug_struct("Gpu").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
 impl Gpu {
     pub(super) fn open(places: &Places) -> Result<Gpu, Lack> {
-        Nvml::load(places).map(|nvml| Gpu { nvml })
+        let name = places.nvml.display().to_string();
+        // SAFETY: loading runs the library's initialisers; it is NVIDIA's, found where the system's loader finds it.
+        let library = unsafe { Library::new(&places.nvml) };
+        let library = library.map_err(|error| Lack(format!("{name}: {error}")))?;
+        Ok(Gpu { name, library: Some(library), nvml: None })
     }
 }
 
@@ -162,9 +166,13 @@ impl Collector for Gpu {
     }
 
     fn sample(&mut self, _: Nanos, rows: &mut Rows) -> Result<(), Lack> {
-        for (number, device) in self.nvml.devices.iter().enumerate() {
+        if let Some(library) = self.library.take() {
+            self.nvml = Some(Nvml::start(&self.name, library)?);
+        }
+        let Some(nvml) = &self.nvml else { return Ok(()) };
+        for (number, device) in nvml.devices.iter().enumerate() {
             let Some(object) = rows.object(&format!("gpu{number}")) else { return Ok(()) };
-            self.nvml.rows(*device, object, rows);
+            nvml.rows(*device, object, rows);
         }
         Ok(())
     }
@@ -230,8 +238,10 @@ mod tests {
         let lack = Gpu::open(&places(folder.path())).unwrap_err().to_string();
         assert!(lack.contains("nvml.so"), "{lack}");
         let Some(places) = library(folder.path(), "9") else { return };
-        let lack = Gpu::open(&places).unwrap_err().to_string();
+        let mut gpu = Gpu::open(&places).unwrap();
+        let lack = gpu.sample(Nanos(1), &mut crate::Rows::new(&ABOUT)).unwrap_err().to_string();
         assert!(lack.contains("nvmlInit_v2 says 9"), "{lack}");
+        drop(gpu);
         // A library that is something else.
         std::fs::write(&places.nvml, "x").unwrap();
         assert!(Gpu::open(&places).is_err());

@@ -82,7 +82,7 @@ pub struct Subject {
     pub pid: Option<u32>,
     /// TCP ports whose connections are sampled besides those that are found.
     pub ports: Vec<u16>,
-    /// Sockets on which it may answer SPDK's RPC, the likeliest first.
+    /// Sockets on which it may answer SPDK's RPC, the likeliest first; where there are none, all that it listens on.
     pub rpc: Vec<PathBuf>,
 }
 
@@ -136,7 +136,7 @@ pub fn open(places: &Places, subject: &Subject) -> Vec<(&'static About, Opened)>
         (&smart::ABOUT, boxed(smart::Smart::open(places))),
         (&pcie::ABOUT, boxed(pcie::Pcie::open(places))),
         (&hwmon::ABOUT, boxed(hwmon::Hwmon::open(places))),
-        (&spdk::ABOUT, boxed(spdk::Spdk::open(subject))),
+        (&spdk::ABOUT, boxed(spdk::Spdk::open(places, subject))),
         (&gpu::ABOUT, boxed(gpu::Gpu::open(places))),
     ]
 }

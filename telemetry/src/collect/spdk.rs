@@ -4,11 +4,12 @@
 //! every thread once. So they are asked seldom: once a second at most.
 
 use super::rpc::{Rpc, RpcError};
-use super::{Collector, Lack, Subject};
+use super::{Collector, Lack, Places, Subject};
 use crate::about::metrics;
 use crate::text::value;
 use crate::{About, Nanos, ObjectId, Rows};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -65,6 +66,8 @@ const FAILURES: u32 = 3;
 /// The collector.
 #[derive(Debug)]
 pub(super) struct Spdk {
+    /// Sockets that may be the one, until one has answered.
+    candidates: Vec<PathBuf>,
     path: PathBuf,
     rpc: Option<Rpc>,
     refused: [bool; METHODS.len()],
@@ -72,22 +75,68 @@ pub(super) struct Spdk {
 }
 
 impl Spdk {
-    pub(super) fn open(subject: &Subject) -> Result<Spdk, Lack> {
-        let mut last = match subject.pid {
-            None => Lack("the kernel is recorded, not SPDK".to_owned()),
-            Some(_) => Lack("the process listens on no socket that answers SPDK's RPC".to_owned()),
-        };
-        for path in &subject.rpc {
-            match answers(path) {
+    /// Nothing is asked yet: a socket that does not answer would hold up the recording.
+    pub(super) fn open(places: &Places, subject: &Subject) -> Result<Spdk, Lack> {
+        let pid = subject.pid.ok_or_else(|| Lack("the kernel is recorded, not SPDK".to_owned()))?;
+        let mut candidates = subject.rpc.clone();
+        if candidates.is_empty() {
+            candidates = listening(&places.proc, pid);
+        }
+        if candidates.is_empty() {
+            return Err(Lack("the process listens on no UNIX socket, so it answers no SPDK RPC".to_owned()));
+        }
+        Ok(Spdk { candidates, path: PathBuf::new(), rpc: None, refused: [false; METHODS.len()], failures: 0 })
+    }
+
+    /// Finds the socket that answers.
+    fn find(&mut self) -> Result<(), Lack> {
+        let mut last = Lack(String::new());
+        for path in std::mem::take(&mut self.candidates) {
+            match answers(&path) {
                 Ok(rpc) => {
-                    let path = path.clone();
-                    return Ok(Spdk { path, rpc: Some(rpc), refused: [false; METHODS.len()], failures: 0 });
+                    (self.path, self.rpc) = (path, Some(rpc));
+                    return Ok(());
                 }
                 Err(lack) => last = lack,
             }
         }
         Err(last)
     }
+}
+
+/// The UNIX sockets that a process listens on (/proc/net/unix, unix(7)), as they are seen from here. Those whose names
+/// say what they are come first.
+fn listening(proc: &Path, pid: u32) -> Vec<PathBuf> {
+    let process = proc.join(pid.to_string());
+    let own: BTreeSet<String> = std::fs::read_dir(process.join("fd"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let link = std::fs::read_link(entry.path()).ok()?;
+            Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())
+        })
+        .collect();
+    let table = std::fs::read(process.join("net/unix")).unwrap_or_default();
+    let mut found: Vec<String> =
+        String::from_utf8_lossy(&table).lines().filter_map(|l| path_of(l, &own)).collect();
+    found.sort_by_key(|path| !(path.contains("spdk") || path.contains("rpc")));
+    found.dedup();
+    let seen = |path: String| match path.strip_prefix('/') {
+        Some(inside) => process.join("root").join(inside),
+        None => process.join("cwd").join(path),
+    };
+    found.into_iter().map(seen).filter(|path| path.exists()).collect()
+}
+
+/// `Num RefCount Protocol Flags Type St Inode Path`: the path, where it is one of these that listens (`SO_ACCEPTCON`)
+/// and has a place in the file system.
+fn path_of(line: &str, own: &BTreeSet<String>) -> Option<String> {
+    let mut fields = line.split_whitespace();
+    let flags = u32::from_str_radix(fields.nth(3)?, 16).ok()?;
+    let inode = fields.nth(2)?;
+    let path = fields.next()?;
+    (flags & 0x1_0000 != 0 && own.contains(inode) && !path.starts_with('@')).then(|| path.to_owned())
 }
 
 /// Whether SPDK answers there.
@@ -105,6 +154,9 @@ impl Collector for Spdk {
     }
 
     fn sample(&mut self, _: Nanos, rows: &mut Rows) -> Result<(), Lack> {
+        if !self.candidates.is_empty() {
+            self.find()?;
+        }
         let lost = |error: &dyn std::fmt::Display, path: &Path| Lack(format!("{}: {error}", path.display()));
         if self.rpc.is_none() {
             match Rpc::open(&self.path) {
@@ -282,7 +334,7 @@ mod tests {
                 ),
             })
         });
-        let mut spdk = Spdk::open(&subject(path)).unwrap();
+        let mut spdk = Spdk::open(&Places::default(), &subject(path)).unwrap();
         let mut rows = Rows::new(&ABOUT);
         for at in 1..4 {
             rows.begin(Nanos(at));
@@ -325,7 +377,7 @@ mod tests {
         let path = serve(folder.path(), |method, id| {
             (method == "spdk_get_version").then(|| format!(r#"{{"jsonrpc":"2.0","id":{id},"result":1}}"#))
         });
-        let mut spdk = Spdk::open(&subject(path)).unwrap();
+        let mut spdk = Spdk::open(&Places::default(), &subject(path)).unwrap();
         let mut rows = Rows::new(&ABOUT);
         rows.begin(Nanos(1));
         assert!(spdk.sample(Nanos(1), &mut rows).is_ok());
@@ -335,10 +387,33 @@ mod tests {
 
     #[test]
     fn without_spdk_it_is_told() {
-        let lack = Spdk::open(&Subject::default()).unwrap_err().to_string();
+        let places = Places::default();
+        let lack = Spdk::open(&places, &Subject::default()).unwrap_err().to_string();
         assert!(lack.contains("kernel is recorded"), "{lack}");
-        let lack = Spdk::open(&subject("/nonexistent.sock".into())).unwrap_err().to_string();
+        let mut spdk = Spdk::open(&places, &subject("/nonexistent.sock".into())).unwrap();
+        let lack = spdk.sample(Nanos(1), &mut Rows::new(&ABOUT)).unwrap_err().to_string();
         assert!(lack.contains("nonexistent"), "{lack}");
+        let gone = Subject { pid: Some(u32::MAX), ..Subject::default() };
+        assert!(Spdk::open(&places, &gone).is_err());
+    }
+
+    #[test]
+    fn the_socket_that_a_process_listens_on_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let other = folder.path().join("other");
+        let _other = std::os::unix::net::UnixListener::bind(&other).unwrap();
+        let path = serve(folder.path(), |_, id| Some(format!(r#"{{"jsonrpc":"2.0","id":{id},"result":1}}"#)));
+        let found = listening(Path::new("/proc"), std::process::id());
+        let place =
+            |path: &Path| found.iter().position(|f| f.ends_with(path.strip_prefix("/").unwrap())).unwrap();
+        assert!(place(&path) < place(&other), "{found:?}");
+        let mut spdk = Spdk::open(&Places::default(), &subject(found[place(&path)].clone())).unwrap();
+        spdk.sample(Nanos(1), &mut Rows::new(&ABOUT)).unwrap();
+        let own = BTreeSet::from(["7".to_owned()]);
+        assert_eq!(path_of("0: 00000002 00000000 00010000 0001 01 7 /a b", &own).as_deref(), Some("/a"));
+        for line in ["0: 2 0 00010000 1 1 8 /a", "0: 2 0 0 1 1 7 /a", "0: 2 0 00010000 1 1 7 @a", "x", ""] {
+            assert_eq!(path_of(line, &own), None, "{line}");
+        }
     }
 
     fn any_json() -> impl Strategy<Value = Value> {
