@@ -9,7 +9,9 @@ use run_format::{Kind, PerKindNs, Price, Side};
 use serde::{Deserialize, Serialize};
 use spdk_probes::{
     Amount, Calibration, HookClass, Options, PerKind, PlanPrice, Prices, Process, RedZone, ring_price,
+    ring_sends,
 };
+use std::cell::LazyCell;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
@@ -304,32 +306,63 @@ pub struct Priced {
 }
 
 /// The price of a hit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hit {
     /// What the hook is.
     pub class: HookClass,
+    /// In a tight loop; null where it was not measured on this machine.
+    pub ns: Option<u32>,
+    /// With colder caches; null where it was not measured on this machine.
+    pub in_place_ns: Option<u32>,
+    /// Whether it was measured on this machine.
+    pub measured: bool,
+    /// Why not; null where it was.
+    #[serde(default)]
+    pub why: Option<String>,
+    /// The figures of another machine that stand for those that were not measured; null where they were.
+    #[serde(default)]
+    pub instead: Option<Instead>,
+}
+
+/// The price of a hit on another machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Instead {
     /// In a tight loop.
     pub ns: u32,
     /// With colder caches.
     pub in_place_ns: u32,
-    /// Whether it was measured on this machine.
-    pub measured: bool,
+}
+
+impl Hit {
+    fn new(class: HookClass, prices: &Prices) -> Hit {
+        let cost = prices.of(class);
+        let measured = |ns: u32| cost.measured.then_some(ns);
+        Hit {
+            class,
+            ns: measured(cost.ns),
+            in_place_ns: measured(cost.in_place_ns),
+            measured: cost.measured,
+            why: prices.why(class).map(str::to_owned),
+            instead: (!cost.measured).then_some(Instead { ns: cost.ns, in_place_ns: cost.in_place_ns }),
+        }
+    }
+
+    /// `0.92 to 1.95 us`.
+    pub fn text(&self) -> String {
+        let instead = self.instead.unwrap_or(Instead { ns: 0, in_place_ns: 0 });
+        let (from, to) = (self.ns.unwrap_or(instead.ns), self.in_place_ns.unwrap_or(instead.in_place_ns));
+        format!("{} to {} us", micros(from), micros(to))
+    }
 }
 
 impl Priced {
     /// At the prices that were measured.
     pub fn new(calibration: &Calibration, plan: PlanPrice) -> Priced {
-        let hit = |(class, cost): (HookClass, spdk_probes::HitCost)| Hit {
-            class,
-            ns: cost.ns,
-            in_place_ns: cost.in_place_ns,
-            measured: cost.measured,
-        };
         Priced {
             not_measured: calibration.prices.not_measured.clone(),
             took_ms: u64::try_from(calibration.took.as_millis()).unwrap_or(u64::MAX),
             red_zone: calibration.red_zone,
-            hooks: calibration.prices.iter().map(hit).collect(),
+            hooks: calibration.prices.iter().map(|(class, _)| Hit::new(class, &calibration.prices)).collect(),
             plan,
         }
     }
@@ -349,7 +382,7 @@ impl Priced {
         };
         Price {
             per_command: of(&self.plan.per_command),
-            naive: of(&self.plan.naive),
+            naive: self.plan.naive.as_ref().map(of),
             not_measured: self.not_measured.clone(),
             budget,
         }
@@ -369,31 +402,47 @@ impl Priced {
             let _ = writeln!(text, "{what}: {}", parts.join(", "));
         };
         line(&mut text, "a command costs", &self.plan.per_command);
-        if self.plan.naive != PerKind::default() {
-            line(&mut text, "naive placement", &self.plan.naive);
+        if let Some(naive) = &self.plan.naive {
+            line(&mut text, "naive placement", naive);
         }
         let _ = match &self.not_measured {
-            None => writeln!(text, "measured here in {} ms: {}", self.took_ms, self.classes()),
+            None => {
+                writeln!(text, "measured here in {} ms: {}", self.took_ms, self.classes(|hit| hit.measured))
+            }
             Some(why) => {
-                writeln!(text, "not measured here: {why}; figures of a 2.1 GHz core: {}", self.classes())
+                // Uprobes are what plans are held against.
+                let uprobes = [HookClass::Emulated, HookClass::SingleStep];
+                let told = self
+                    .classes(|hit| self.plan.classes.contains(&hit.class) || uprobes.contains(&hit.class));
+                writeln!(text, "not measured here: {why}; figures of a 2.1 GHz core: {told}")
             }
         };
+        // Of the rest only what this plan uses is of interest.
+        let missing = |hit: &&Hit| {
+            self.not_measured.is_none() && !hit.measured && self.plan.classes.contains(&hit.class)
+        };
+        for hit in self.hooks.iter().filter(missing) {
+            let why = hit.why.as_deref().unwrap_or_default();
+            let _ = writeln!(
+                text,
+                "not measured here: {}: {why}; figures of a 2.1 GHz core: {}",
+                hit.class.name(),
+                hit.text()
+            );
+        }
         text
     }
 
-    /// The price of a hit of each class that was measured, or that uprobes are of.
-    fn classes(&self) -> String {
-        let wanted = |hit: &&Hit| match self.not_measured {
-            None => hit.measured,
-            Some(_) => matches!(hit.class, HookClass::Emulated | HookClass::SingleStep),
-        };
-        let each: Vec<String> = self
-            .hooks
-            .iter()
-            .filter(wanted)
-            .map(|hit| format!("{} {} to {} us", hit.class.name(), micros(hit.ns), micros(hit.in_place_ns)))
-            .collect();
+    /// The price of a hit of some classes.
+    fn classes(&self, wanted: impl Fn(&Hit) -> bool) -> String {
+        let hits = self.hooks.iter().filter(|hit| wanted(hit));
+        let each: Vec<String> = hits.map(|hit| format!("{} {}", hit.class.name(), hit.text())).collect();
         each.join(", ")
+    }
+
+    /// The price of a hit of the class of this name.
+    pub fn of_class(&self, name: &str) -> Option<&Hit> {
+        self.hooks.iter().find(|hit| hit.class.name() == name)
     }
 }
 
@@ -416,15 +465,15 @@ pub fn of_kernel(survey: &kernel_probes::Survey, prices: &Prices) -> PlanPrice {
             choice.boundary.is_some_and(|b| matches!(b.name(), "h_r2t" | "h_data_sent" | "t_r2t" | "t_data"));
         let each = if asked { 0 } else { hits };
         let per = PerKind { read: each, write: each, r2t_write: hits };
-        price.add(per, prices.of(class));
-        price.add_naive(per, prices.of(HookClass::Kprobe));
+        price.add(per, class, prices);
+        price.add_naive(per, HookClass::Kprobe, prices);
     }
     for choice in survey.others.iter().filter(|choice| choice.essential) {
         let way = choice.chosen.and_then(|at| choice.rungs.get(at));
         if let Some(class) = way.and_then(|way| class_of(way.hook)) {
             let once = PerKind { read: 1, write: 1, r2t_write: 1 };
-            price.add(once, prices.of(class));
-            price.add_naive(once, prices.of(HookClass::Kprobe));
+            price.add(once, class, prices);
+            price.add_naive(once, HookClass::Kprobe, prices);
         }
     }
     price
@@ -485,15 +534,22 @@ pub fn agree(asked: &Asked<'_>, software: &Software) -> Result<Agreed> {
         (calibration, hooks.join().unwrap_or_else(|_| bail!("the price of the hooks was not found out")))
     });
     let (prices, hooks) = (&calibration.prices, hooks?);
+    // Asked for only where a ring is of interest.
+    let sends = LazyCell::new(|| match software {
+        Software::Spdk(process) => ring_sends(process, asked.rpc),
+        Software::Kernel => false,
+    });
     let of = |choice: Choice| match choice {
         Choice::Hooks => hooks.price(prices),
-        Choice::Hybrid => ring_price(asked.side, prices, true),
-        Choice::Trace => ring_price(asked.side, prices, false),
+        Choice::Hybrid => ring_price(asked.side, prices, true, *sends),
+        Choice::Trace => ring_price(asked.side, prices, false, *sends),
     };
     let plan = of(planned);
+    let planned_ns = Priced::dearest_of_reads_and_writes(&plan);
     let agreed = |source, share, plan: PlanPrice, said: Option<String>| {
         let priced = Priced::new(&calibration, plan);
-        let mut text = if plan.per_command == PerKind::default() { String::new() } else { priced.text() };
+        let nothing = priced.plan.per_command == PerKind::default();
+        let mut text = if nothing { String::new() } else { priced.text() };
         if let Some(said) = &said {
             let _ = writeln!(text, "--max-overhead {said}");
         }
@@ -521,12 +577,7 @@ pub fn agree(asked: &Asked<'_>, software: &Software) -> Result<Agreed> {
             }
         }
     }
-    let question = Question {
-        allowed_ns,
-        planned: (planned, Priced::dearest_of_reads_and_writes(&plan)),
-        instead,
-        window: asked.window,
-    };
+    let question = Question { allowed_ns, planned: (planned, planned_ns), instead, window: asked.window };
     let (source, share, what) = match decide(&question) {
         Decision::Keep => (planned, None, "kept as planned".to_owned()),
         Decision::Source(choice) => (choice, None, format!("kept by {}", choice.name())),
@@ -689,19 +740,24 @@ mod tests {
     #[test]
     fn a_plan_is_told_with_what_it_stands_on() {
         let calibration = Calibration::none("for a reason");
-        let plan = ring_price(Side::Target, &calibration.prices, true);
+        let plan = ring_price(Side::Target, &calibration.prices, true, false);
         let priced = Priced::new(&calibration, plan);
         let text = priced.text();
         for part in [
-            "a command costs: read 0.83 to 1.46 us (9 hits)",
-            "not measured here: for a reason",
-            "emulated 0.51",
+            "a command costs: read 0.71 to 1.25 us (6 hits)",
+            "not measured here: for a reason; figures of a 2.1 GHz core: emulated 0.51 to 0.90 us, single-step",
+            "record 0.04 to 0.07 us",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("naive"), "{text}");
         let price = priced.manifest(Some("2%".into()));
-        assert_eq!((price.per_command.read_ns, price.naive.read_ns), (1460, 0));
+        assert_eq!((price.per_command.read_ns, price.naive), (1250, None));
+        // What was not measured is no figure, and its reason stands with it.
+        for hit in &priced.hooks {
+            assert!(hit.ns.is_none() && hit.in_place_ns.is_none() && !hit.measured, "{hit:?}");
+            assert!(hit.why.as_deref() == Some("for a reason") && hit.instead.is_some(), "{hit:?}");
+        }
         let again: Priced = serde_json::from_str(&serde_json::to_string(&priced).unwrap()).unwrap();
         assert_eq!(again, priced);
     }

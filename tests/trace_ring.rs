@@ -130,8 +130,10 @@ fn holds(build: &Path, target: &Target, load: &[&str], folder: &Path) -> Result<
     let host = Recording::start("host", perf.pid(), &folder.join("host.run"), &[])?;
     thread::sleep(2 * SECOND);
     let (host, uprobes) = (host.stop()?, uprobes.stop()?);
-    // What the first has switched on goes off with it, so it is the last.
-    let (hybrid, ring) = (hybrid.stop()?, ring.stop()?);
+    // What both need goes off with the last of them, whoever began.
+    let ring = ring.stop()?;
+    only_the_needed_are_on(target)?;
+    let hybrid = hybrid.stop()?;
     perf.end()?;
     ensure!(switched_on(target)?.is_empty(), "{:?}", switched_on(target)?);
 
@@ -211,6 +213,61 @@ fn a_ring_that_is_overrun_loses_what_it_says_and_joins_nothing_wrongly() -> Resu
     pair.none_crosses()?;
     eprintln!("{:?}", pair.joined.accounting());
     ensure!(pair.joined.accounting().joined > 0);
+    Ok(())
+}
+
+/// The numbers of the 4 KiB blocks that a run has, in order.
+fn blocks(run: &Path) -> Result<Vec<i64>> {
+    let rows = Rows::read(&Run::open(run)?)?;
+    let mut blocks: Vec<i64> = rows.full("slba")?.into_iter().map(|slba| slba / 8).collect();
+    blocks.sort_unstable();
+    Ok(blocks)
+}
+
+/// A recording in windows, by the ring and with a uprobe, comes and goes beside one that lasts; which loses nothing.
+#[test]
+fn a_windowed_recording_takes_nothing_from_another() -> Result<()> {
+    let Some(build) = support::spdk::build() else { return Ok(()) };
+    let _turn = support::turn()?;
+    let here = tempfile::tempdir()?;
+    let target = Target::start(&build, &["null:1T"])?;
+    let _left = Left(target.pid);
+    for source in ["trace", "hybrid"] {
+        let run = |name: &str| here.path().join(format!("{source}-{name}.run"));
+        let whole = Recording::start("target", target.pid, &run("whole"), &["--source", "trace"])?;
+        let load = ["-t", "60", "-q", "4", "-o", "4096", "-w", "read"];
+        let mut perf = Perf::start(&build, target.port, &load, &here.path().join("perf.log"))?;
+        perf.wait_until_it_runs(&whole.run)?;
+        let more = ["--source", source, "--window", "100ms/400ms"];
+        let windowed = Recording::start("target", target.pid, &run("windowed"), &more)?;
+        thread::sleep(2 * SECOND);
+        let windowed = windowed.stop()?;
+        only_the_needed_are_on(&target)?;
+        thread::sleep(SECOND / 2);
+        let whole = whole.stop()?;
+        perf.end()?;
+        ensure!(switched_on(&target)?.is_empty(), "{:?}", switched_on(&target)?);
+        for run in [&whole, &windowed] {
+            support::counters_are_exact(&Run::open(run)?)?;
+        }
+        let counters = [&whole, &windowed].map(|run| Run::open(run).map(|run| run.manifest().counters));
+        eprintln!("{source}: {counters:?}");
+        let [of_whole, of_windows] = [counters[0].as_ref().ok(), counters[1].as_ref().ok()];
+        let (of_whole, of_windows) = of_whole.zip(of_windows).context("no counters")?;
+        let (all, some) = (blocks(&whole)?, blocks(&windowed)?);
+        // What the windows saw the other saw.
+        ensure!(some.len() > 100 && some.iter().all(|block| all.binary_search(block).is_ok()));
+        if of_whole.lost.total() > 0 {
+            ensure!(of_whole.lost.total() == of_whole.lost.overwritten, "{of_whole:?}");
+            support::skipped("the machine is so busy that the trace ring was overrun");
+            continue;
+        }
+        ensure!(of_windows.lost.total() == 0, "{of_windows:?}");
+        // A sequential load leaves nothing out; the last may have been under way.
+        let all = all.get(..all.len().saturating_sub(64)).unwrap_or_default();
+        let gaps = all.windows(2).filter(|two| two[1] != two[0] + 1).count();
+        ensure!(gaps == 0, "{gaps} gaps in {} commands", all.len());
+    }
     Ok(())
 }
 

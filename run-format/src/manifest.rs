@@ -259,8 +259,10 @@ impl Lost {
 pub struct Price {
     /// Of a command while the hooks are in place.
     pub per_command: PerKindNs,
-    /// The same with the functions of all boundaries probed at their entries, whatever stands there.
-    pub naive: PerKindNs,
+    /// The same with the functions of all boundaries probed at their entries, whatever stands there; `None` where
+    /// nothing of the recording has such a way, as with a trace ring.
+    #[serde(default)]
+    pub naive: Option<PerKindNs>,
     /// Why figures of another machine stand for those of this one; `None` where they were measured here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_measured: Option<String>,

@@ -19,7 +19,7 @@ use crate::plan::{Avoid, Kernel, KernelProbe, Placed, SockPath, Survey};
 use crate::process::{self, Process};
 use crate::queues::{Dead, Queues, SubsystemStates};
 use crate::resolve::{BinarySet, Product};
-use crate::ring::{Ring, has_ended};
+use crate::ring::{Ring, ends_within, has_ended};
 use crate::slots::{self, UnderWay};
 use crate::{Error, Layout, Options, functions, messages};
 
@@ -33,6 +33,8 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Most links that may still be on their way out when new ones are made: some windows' worth. Each holds a thread
 /// and some of the kernel's memory.
 const MOST_WAITING: usize = 64;
+/// How long a process may take to end after it can not be probed any more.
+const LAST_OF_A_PROCESS: Duration = Duration::from_secs(1);
 
 /// How long the end of a recording waits for the kernel to let the last links go. It lets them go all the same.
 const LAST_LINKS: Duration = Duration::from_secs(60);
@@ -628,7 +630,12 @@ impl Recorder {
         }
         self.forget();
         let Recorder { loaded, survey, how, pid, .. } = self;
-        self.links = urgently(|| attach(loaded.object(), survey, *how, *pid))?;
+        match urgently(|| attach(loaded.object(), survey, *how, *pid)) {
+            Ok(links) => self.links = links,
+            // There is nothing left that a probe could be put into.
+            Err(_) if self.ends() => return Ok(false),
+            Err(error) => return Err(error),
+        }
         Ok(true)
     }
 
@@ -780,6 +787,11 @@ impl Recorder {
 
     pub(crate) fn ended(&self) -> bool {
         has_ended(&self.pidfd.as_fd())
+    }
+
+    /// Whether the process has ended, or is about to.
+    fn ends(&self) -> bool {
+        ends_within(&self.pidfd.as_fd(), LAST_OF_A_PROCESS)
     }
 }
 

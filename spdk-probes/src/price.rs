@@ -1,7 +1,7 @@
 //! What recording costs a command: the price of a hit of each class of hook, measured on this machine
 //! ([`crate::calibrate`]) or taken from another, times the hits of a command.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use run_format::{Ladder, Side};
 use serde::{Deserialize, Serialize};
@@ -49,6 +49,8 @@ pub struct Cost {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prices {
     costs: [(HookClass, Cost); 9],
+    /// Why a class was not measured on this machine, though others were.
+    why: BTreeMap<HookClass, String>,
     /// Why nothing was measured on this machine; none where it was.
     pub not_measured: Option<String>,
 }
@@ -70,10 +72,14 @@ impl Default for Prices {
                 cost(HookClass::Kprobe, 250, 500),
                 cost(HookClass::Record, 40, 70),
             ],
+            why: BTreeMap::from([(HookClass::Record, RECORD.to_owned())]),
             not_measured: None,
         }
     }
 }
+
+/// Why the price of a record is never measured.
+const RECORD: &str = "the target writes it itself";
 
 impl Prices {
     /// Those that stand in where nothing was measured, for this reason.
@@ -95,8 +101,24 @@ impl Prices {
         self.costs.iter().copied()
     }
 
-    pub(crate) fn set(&mut self, class: HookClass, cost: Cost) {
-        self.costs.iter_mut().filter(|(of, _)| *of == class).for_each(|(_, known)| *known = cost);
+    /// Why the price of a hit is that of another machine; none where it was measured.
+    #[must_use]
+    pub fn why(&self, class: HookClass) -> Option<&str> {
+        if self.of(class).measured {
+            return None;
+        }
+        let of_all = self.not_measured.as_deref();
+        of_all.or_else(|| self.why.get(&class).map(String::as_str)).or(Some("it was not tried"))
+    }
+
+    /// A price that was measured, or why it was not.
+    pub(crate) fn set(&mut self, class: HookClass, cost: Result<Cost, String>) {
+        match cost {
+            Ok(cost) => {
+                self.costs.iter_mut().filter(|(of, _)| *of == class).for_each(|(_, known)| *known = cost);
+            }
+            Err(why) => _ = self.why.insert(class, why),
+        }
     }
 }
 
@@ -125,12 +147,15 @@ impl Amount {
 
 /// What a plan costs a command of each kind, and what the naive one would: a probe at the entry of every function
 /// that any rung of the table names, whatever instruction stands there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanPrice {
     /// The hooks that are used.
     pub per_command: PerKind<Amount>,
-    /// The naive ones.
-    pub naive: PerKind<Amount>,
+    /// The naive ones; none where there is no naive way, as to a trace ring.
+    pub naive: Option<PerKind<Amount>>,
+    /// What the hooks are that are used.
+    #[serde(default)]
+    pub classes: BTreeSet<HookClass>,
 }
 
 fn add(to: &mut PerKind<Amount>, hits: PerKind<u32>, cost: Cost) {
@@ -140,14 +165,15 @@ fn add(to: &mut PerKind<Amount>, hits: PerKind<u32>, cost: Cost) {
 }
 
 impl PlanPrice {
-    /// Adds a hook that is used: the hits of a command of each kind.
-    pub fn add(&mut self, hits: PerKind<u32>, cost: Cost) {
-        add(&mut self.per_command, hits, cost);
+    /// Adds a hook that is used, at these prices: the hits of a command of each kind.
+    pub fn add(&mut self, hits: PerKind<u32>, class: HookClass, prices: &Prices) {
+        add(&mut self.per_command, hits, prices.of(class));
+        self.classes.insert(class);
     }
 
     /// Adds a hook of the naive plan.
-    pub fn add_naive(&mut self, hits: PerKind<u32>, cost: Cost) {
-        add(&mut self.naive, hits, cost);
+    pub fn add_naive(&mut self, hits: PerKind<u32>, class: HookClass, prices: &Prices) {
+        add(self.naive.get_or_insert_default(), hits, prices.of(class));
     }
 }
 
@@ -157,10 +183,10 @@ impl Offer {
     pub fn price(&self, prices: &Prices) -> PlanPrice {
         let mut price = PlanPrice::default();
         for uprobe in &self.here.cost.uprobes {
-            price.add(uprobe.hits, prices.of(HookClass::of_name(&uprobe.at.class)));
+            price.add(uprobe.hits, HookClass::of_name(&uprobe.at.class), prices);
         }
         for (class, hits) in kernel_hooks(&self.here.boundaries) {
-            price.add(hits, prices.of(class));
+            price.add(hits, class, prices);
         }
         let mut seen = BTreeSet::new();
         for uprobe in functions::named(self.here.side) {
@@ -168,7 +194,7 @@ impl Offer {
             let Some(class) = self.build.functions.get(uprobe.function).and_then(entry) else { continue };
             if seen.insert(uprobe.function) {
                 let Hits { read, write, r2t_write } = functions::hits(&Uprobe { at: At::Entry, ..uprobe });
-                price.add_naive(PerKind { read, write, r2t_write }, prices.of(class));
+                price.add_naive(PerKind { read, write, r2t_write }, class, prices);
             }
         }
         price
@@ -200,16 +226,19 @@ fn kernel_hooks(boundaries: &[Ladder]) -> Vec<(HookClass, PerKind<u32>)> {
 }
 
 /// What SPDK's trace ring costs a command as a source: the records of the tracepoints that a recording switches on,
-/// and for the hybrid one uprobe on an emulated instruction.
+/// those of the sends with them where `sends` says so ([`crate::ring_sends`]), and for the hybrid one uprobe on an
+/// emulated instruction.
 #[must_use]
-pub fn ring_price(side: Side, prices: &Prices, identities: bool) -> PlanPrice {
+pub fn ring_price(side: Side, prices: &Prices, identities: bool, sends: bool) -> PlanPrice {
     let mut price = PlanPrice::default();
     if side == Side::Target {
-        // With those of the sends, which only connections that leave the machine have.
-        let records = PerKind { read: 8, write: 8, r2t_write: 11 };
-        price.add(records, prices.of(HookClass::Record));
+        price.add(PerKind { read: 5, write: 5, r2t_write: 6 }, HookClass::Record, prices);
+        if sends {
+            // One for each PDU, and one for the request's end.
+            price.add(PerKind { read: 3, write: 2, r2t_write: 3 }, HookClass::Record, prices);
+        }
         if identities {
-            price.add(PerKind { read: 1, write: 1, r2t_write: 1 }, prices.of(HookClass::Emulated));
+            price.add(PerKind { read: 1, write: 1, r2t_write: 1 }, HookClass::Emulated, prices);
         }
     }
     price
@@ -217,7 +246,8 @@ pub fn ring_price(side: Side, prices: &Prices, identities: bool) -> PlanPrice {
 
 impl HookClass {
     /// Of a uprobe by its class's name.
-    fn of_name(name: &str) -> HookClass {
+    #[must_use]
+    pub fn of_name(name: &str) -> HookClass {
         match name {
             "nop5" => HookClass::Nop5,
             "nop10" => HookClass::Nop10,
@@ -292,11 +322,32 @@ mod tests {
     #[test]
     fn the_ring_is_cheaper_than_one_uprobe_more() {
         let prices = Prices::default();
-        let ring = ring_price(Side::Target, &prices, false).per_command;
-        let hybrid = ring_price(Side::Target, &prices, true).per_command;
-        assert_eq!(hybrid.read.ns - ring.read.ns, prices.of(HookClass::Emulated).ns);
-        assert!(ring.read.in_place_ns < prices.of(HookClass::Emulated).in_place_ns);
-        assert_eq!(ring_price(Side::Host, &prices, true), PlanPrice::default());
+        let ring = ring_price(Side::Target, &prices, false, false);
+        let hybrid = ring_price(Side::Target, &prices, true, false);
+        let uprobe = prices.of(HookClass::Emulated);
+        assert_eq!(hybrid.per_command.read.ns - ring.per_command.read.ns, uprobe.ns);
+        assert!(ring.per_command.read.in_place_ns < uprobe.in_place_ns);
+        assert_eq!(ring.per_command.read.hits, 5);
+        // Sends are recorded only where there are any to record.
+        let sends = ring_price(Side::Target, &prices, false, true).per_command;
+        assert_eq!((sends.read.hits, sends.write.hits, sends.r2t_write.hits), (8, 7, 9));
+        // There is no naive way to a ring, which is another thing than one that costs nothing.
+        assert_eq!(serde_json::to_value(&ring).unwrap()["naive"], serde_json::Value::Null);
+        assert_eq!(ring_price(Side::Host, &prices, true, true), PlanPrice::default());
+    }
+
+    #[test]
+    fn what_is_not_measured_says_why() {
+        let cost = Cost { ns: 500, in_place_ns: 900, measured: true };
+        let mut prices = Prices::default();
+        prices.set(HookClass::Emulated, Ok(cost));
+        prices.set(HookClass::Kprobe, Err("there are none here".to_owned()));
+        assert_eq!(prices.why(HookClass::Emulated), None);
+        assert_eq!(prices.why(HookClass::Kprobe), Some("there are none here"));
+        assert_eq!(prices.why(HookClass::Record), Some(RECORD));
+        assert!(prices.iter().all(|(class, cost)| cost.measured || prices.why(class).is_some()));
+        let none = Prices::of_another_machine("for a reason");
+        assert!(none.iter().all(|(class, cost)| cost.ns > 0 && none.why(class) == Some("for a reason")));
     }
 
     proptest! {
@@ -304,15 +355,16 @@ mod tests {
         fn an_amount_is_the_sum_of_its_hits(costs in prop::collection::vec((0u32..20, 0u32..20_000, 0u32..20_000), 0..20)) {
             let mut price = PlanPrice::default();
             for (hits, ns, more) in &costs {
-                let cost = Cost { ns: *ns, in_place_ns: ns + more, measured: true };
-                price.add(PerKind { read: *hits, write: 0, r2t_write: 2 * hits }, cost);
+                let mut prices = Prices::default();
+                prices.set(HookClass::Nop5, Ok(Cost { ns: *ns, in_place_ns: ns + more, measured: true }));
+                price.add(PerKind { read: *hits, write: 0, r2t_write: 2 * hits }, HookClass::Nop5, &prices);
             }
             let sum = |of: fn(&(u32, u32, u32)) -> u32| costs.iter().map(of).sum::<u32>();
             prop_assert_eq!(price.per_command.read.hits, sum(|c| c.0));
             prop_assert_eq!(price.per_command.read.ns, sum(|c| c.0 * c.1));
             prop_assert_eq!(price.per_command.r2t_write.in_place_ns, sum(|c| 2 * c.0 * (c.1 + c.2)));
             prop_assert_eq!(price.per_command.write, Amount::default());
-            prop_assert_eq!(price.naive, PerKind::default());
+            prop_assert_eq!(price.naive, None);
         }
     }
 }

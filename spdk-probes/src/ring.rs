@@ -146,8 +146,14 @@ impl AsFd for Ring {
 
 /// Whether a process has ended, by its pidfd.
 pub(crate) fn has_ended(pidfd: &impl AsRawFd) -> bool {
+    ends_within(pidfd, Duration::ZERO)
+}
+
+/// Whether the process of a pidfd has ended by then.
+pub(crate) fn ends_within(pidfd: &impl AsRawFd, time: Duration) -> bool {
     // SAFETY: the descriptor stays open as long as the borrow.
     let fd = unsafe { BorrowedFd::borrow_raw(pidfd.as_raw_fd()) };
     let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
-    matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1))
+    let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
+    matches!(poll(&mut fds, time), Ok(1))
 }

@@ -131,13 +131,28 @@ fn a_target_is_recorded_in_the_middle_of_its_work_and_left_alone_afterwards() {
         "0x1",
         &[("bdev_null_create", json!({"name": "Null0", "num_blocks": 131_072, "block_size": 512}))],
     );
+    // It lasts until it is told to end, however long attaching takes on a busy machine.
     let mut perf =
-        Running(nvmf.perf(&["-q", "32", "-o", "4096", "-w", "randread", "-t", "12"]).spawn().unwrap());
-    std::thread::sleep(Duration::from_secs(2));
+        Running(nvmf.perf(&["-q", "32", "-o", "4096", "-w", "randread", "-t", "600"]).spawn().unwrap());
+    let completed = || -> u64 {
+        let stats = nvmf.rpc("nvmf_get_stats", Value::Null);
+        let groups = stats["poll_groups"].as_array().unwrap();
+        groups.iter().filter_map(|group| group["completed_nvme_io"].as_u64()).sum()
+    };
+    let progresses = || {
+        let (before, began) = (completed(), Instant::now());
+        while completed() < before + 1000 {
+            assert!(began.elapsed() < Duration::from_secs(60), "nothing is completed");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    progresses();
+    // So large that a reader which is kept from its core does not fill it.
+    let options = Options { ring_bytes: 128 << 20, ..Options::default() };
     for _ in 0..2 {
-        let mut target = nvmf.attach(&Options::default());
+        let mut target = nvmf.attach(&options);
         let mut kept = Kept::default();
-        assert!(poll_until(&mut target, &mut kept, Duration::from_secs(20), |k| k.commands.len() > 500));
+        assert!(poll_until(&mut target, &mut kept, Duration::from_secs(60), |k| k.commands.len() > 500));
         let counters = stop(&mut target, &mut kept);
         assert_eq!(counters.lost.total(), 0, "{counters:?}");
         assert!(counters.no_start <= 32, "{counters:?}");
@@ -148,7 +163,13 @@ fn a_target_is_recorded_in_the_middle_of_its_work_and_left_alone_afterwards() {
             assert_ordered(Side::Target, command);
         }
         assert!(!target.ended());
+        // It goes on without the probes.
+        drop(target);
+        progresses();
     }
+    assert!(perf.0.try_wait().unwrap().is_none());
+    // SAFETY: the process is this one's child and has not been waited for, so that the number is its own.
+    assert_eq!(unsafe { libc::kill(perf.0.id().cast_signed(), libc::SIGINT) }, 0);
     assert!(perf.0.wait().unwrap().success());
     // The target still works, and its end is seen.
     nvmf.rpc("spdk_get_version", Value::Null);

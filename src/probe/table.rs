@@ -1,6 +1,7 @@
 //! `probe` for people: a few lines a boundary, more with `--detail`.
 
 use super::document::{Compared, ComparisonDocument, Document};
+use crate::price::{Hit, Priced};
 use kernel_probes::NOT_LOADED;
 use run_format::{Boundary, Ladder, Rung, Transport};
 use spdk_probes::{BoundaryChange, Build, Change, Cost, PerKind, Price, RedZone, Taken, Verdict, Weight};
@@ -21,31 +22,40 @@ pub fn of_document(document: &Document, detail: bool) -> String {
     let hook = document.boundaries.iter().filter_map(|l| Some(l.rung()?.hook.as_str())).fold(4, wide);
     // The kernel's own hooks have neither.
     let spots = document.boundaries.iter().filter_map(Ladder::rung).any(|rung| !rung.uprobes.is_empty());
-    let more = if spots { "    per hit  instruction" } else { "" };
+    let hits = Hits(document.price.as_ref());
+    let per_hit = hits.width();
+    let more = if spots { format!("  {:>per_hit$}  instruction", "per hit") } else { String::new() };
     let _ = writeln!(text, "{:<boundary$}  {:<hook$}  rung{more}", "boundary", "hook");
     for ladder in &document.boundaries {
         let spot = ladder.rung().and_then(|rung| rung.uprobes.iter().max_by_key(|spot| spot.estimated_ns));
         let line = format!(
-            "{:<boundary$}  {:<hook$}  {:>4}  {:>9}  {}",
+            "{:<boundary$}  {:<hook$}  {:>4}  {:>per_hit$}  {}",
             label(ladder),
             ladder.rung().map_or("none", |rung| rung.hook.as_str()),
             ladder.chosen.map_or("-".to_owned(), |at| format!("{at}/{}", ladder.rungs.len())),
-            spot.map_or_else(String::new, |spot| format!("{} ns", spot.estimated_ns)),
+            spot.map_or_else(String::new, |spot| hits.of(&spot.class, spot.estimated_ns)),
             spot.map_or("", |spot| spot.instruction.as_str())
         );
         let _ = writeln!(text, "{}", line.trim_end());
         if detail {
-            rungs(&mut text, ladder);
+            rungs(&mut text, ladder, &hits);
         } else {
             short(&mut text, ladder);
         }
     }
+    let price = document.price.as_ref().filter(|price| price.plan.per_command != PerKind::default());
     if let Some(cost) = &document.cost {
-        text.push('\n');
-        self::cost(&mut text, cost, detail);
+        if detail && !cost.uprobes.is_empty() {
+            text.push('\n');
+            places(&mut text, cost, &hits);
+        }
+        // One price: this machine's, where it was asked for it.
+        if price.is_none() {
+            text.push('\n');
+            self::cost(&mut text, cost);
+        }
     }
-    if let Some(price) = document.price.as_ref().filter(|price| price.plan.per_command != PerKind::default())
-    {
+    if let Some(price) = price {
         let _ = write!(text, "\n{}", price.text());
         if price.red_zone == Some(RedZone::Overwritten) {
             text.push_str(
@@ -190,7 +200,7 @@ fn own(rung: &Rung, ladder: &Ladder) -> String {
 }
 
 /// Every rung, with its uprobes' places.
-fn rungs(text: &mut String, ladder: &Ladder) {
+fn rungs(text: &mut String, ladder: &Ladder, hits: &Hits<'_>) {
     for (at, rung) in ladder.rungs.iter().enumerate() {
         let mark = match (ladder.chosen == Some(at), rung.usable) {
             (true, _) => "*",
@@ -205,39 +215,61 @@ fn rungs(text: &mut String, ladder: &Ladder) {
         for spot in &rung.uprobes {
             let _ = writeln!(
                 text,
-                "      {}+{}: {}, {}, {} ns: {}",
-                spot.symbol, spot.offset, spot.instruction, spot.class, spot.estimated_ns, spot.why
+                "      {}+{}: {}, {}, {}: {}",
+                spot.symbol,
+                spot.offset,
+                spot.instruction,
+                spot.class,
+                hits.of(&spot.class, spot.estimated_ns),
+                spot.why
             );
         }
     }
     let _ = writeln!(text, "    without any: {}", ladder.without);
 }
 
-fn cost(text: &mut String, cost: &Cost, detail: bool) {
-    if detail && !cost.uprobes.is_empty() {
-        let places: Vec<String> =
-            cost.uprobes.iter().map(|u| format!("{}+{}", u.at.symbol, u.at.offset)).collect();
-        let width = places.iter().map(|p| p.chars().count()).max().unwrap_or(0).max(6);
+/// What a hit costs: as measured on this machine, or where it was not asked, as on every machine.
+struct Hits<'a>(Option<&'a Priced>);
+
+impl Hits<'_> {
+    fn of(&self, class: &str, estimated_ns: u32) -> String {
+        let hit = self.0.and_then(|price| price.of_class(class));
+        hit.map_or_else(|| format!("{estimated_ns} ns"), Hit::text)
+    }
+
+    fn width(&self) -> usize {
+        if self.0.is_some() { "99.99 to 99.99 us".len() } else { "99999 ns".len() + 1 }
+    }
+}
+
+/// Where the uprobes go, and what stands at their functions' entries.
+fn places(text: &mut String, cost: &Cost, hits: &Hits<'_>) {
+    let places: Vec<String> =
+        cost.uprobes.iter().map(|u| format!("{}+{}", u.at.symbol, u.at.offset)).collect();
+    let width = places.iter().map(|p| p.chars().count()).max().unwrap_or(0).max(6);
+    let per_hit = hits.width();
+    let _ = writeln!(
+        text,
+        "{:<width$}  {:>4}  {:>5}  {:>9}  {:>per_hit$}  at the function's entry",
+        "uprobe", "read", "write", "R2T write", "per hit"
+    );
+    for (uprobe, place) in cost.uprobes.iter().zip(places) {
+        let entry = uprobe.entry.as_ref().map_or_else(String::new, |entry| {
+            format!("{}, {}", entry.instruction, hits.of(&entry.class, entry.estimated_ns))
+        });
         let _ = writeln!(
             text,
-            "{:<width$}  {:>4}  {:>5}  {:>9}  {:>7}  at the function's entry",
-            "uprobe", "read", "write", "R2T write", "per hit"
+            "{place:<width$}  {:>4}  {:>5}  {:>9}  {:>per_hit$}  {entry}",
+            uprobe.hits.read,
+            uprobe.hits.write,
+            uprobe.hits.r2t_write,
+            hits.of(&uprobe.at.class, uprobe.at.estimated_ns)
         );
-        for (uprobe, place) in cost.uprobes.iter().zip(places) {
-            let hits = uprobe.hits;
-            let entry = uprobe.entry.as_ref().map_or_else(String::new, |entry| {
-                format!("{}, {} ns", entry.instruction, entry.estimated_ns)
-            });
-            let _ = writeln!(
-                text,
-                "{place:<width$}  {:>4}  {:>5}  {:>9}  {:>7}  {entry}",
-                hits.read,
-                hits.write,
-                hits.r2t_write,
-                format!("{} ns", uprobe.at.estimated_ns)
-            );
-        }
     }
+}
+
+/// The price of a command that is the same on every machine.
+fn cost(text: &mut String, cost: &Cost) {
     let per = cost.per_command;
     let kinds = [("a read", per.read), ("a write", per.write), ("an R2T write", per.r2t_write)];
     let text_of = |price: fn(&Price) -> u32| -> String {

@@ -27,6 +27,8 @@ pub(super) struct Connection {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Directory {
     pub(super) connections: Vec<Connection>,
+    /// Where hosts may come from.
+    pub(super) listeners: Vec<Endpoint>,
     /// By subsystem and bdev.
     pub(super) namespaces: HashMap<(String, String), u32>,
     /// By bdev, in bytes.
@@ -45,6 +47,7 @@ impl Directory {
                 continue;
             }
             directory.add_namespaces(nqn, subsystem);
+            directory.add_listeners(subsystem);
             // One that was removed meanwhile has no connections.
             if let Ok(connections) = rpc.call("nvmf_subsystem_get_qpairs", Some(json!({ "nqn": nqn }))) {
                 directory.add_connections(nqn, &connections);
@@ -59,6 +62,17 @@ impl Directory {
     /// Whether a connection leaves this machine, or may do so.
     pub(super) fn has_remote(&self) -> bool {
         self.connections.iter().any(|c| !super::owners::is_local(c.peer.as_ref(), c.listener.as_ref()))
+    }
+
+    /// The same, or where there is none yet, that the first may be one.
+    pub(super) fn may_become_remote(&self) -> bool {
+        let beyond = |listener: &Endpoint| !super::owners::is_local(Some(listener), None);
+        self.has_remote() || self.connections.is_empty() && self.listeners.iter().any(beyond)
+    }
+
+    fn add_listeners(&mut self, subsystem: &Value) {
+        let listeners = subsystem.get("listen_addresses").and_then(Value::as_array).into_iter().flatten();
+        self.listeners.extend(listeners.filter_map(|listener| endpoint(Some(listener))));
     }
 
     fn add_namespaces(&mut self, nqn: &str, subsystem: &Value) {
@@ -157,6 +171,32 @@ impl Asking {
 mod tests {
     use super::Directory;
     use serde_json::json;
+
+    #[test]
+    fn sends_are_expected_where_a_connection_may_leave_the_machine() {
+        let qpair = |peer: &str, listener: &str| {
+            let end = |address: &str| json!({ "traddr": address, "trsvcid": "4420" });
+            json!([{ "cntlid": 1, "qid": 1, "peer_address": end(peer), "listen_address": end(listener) }])
+        };
+        let (loopback, lan) = ("127.0.0.1", "192.0.2.1");
+        for (listener, peer, expected) in [
+            (loopback, None, false),
+            (lan, None, true),
+            ("0.0.0.0", None, true),
+            (lan, Some(lan), false),
+            (lan, Some("192.0.2.7"), true),
+            (loopback, Some(loopback), false),
+        ] {
+            let mut directory = Directory::default();
+            directory.add_listeners(
+                &json!({ "listen_addresses": [{ "traddr": listener, "trsvcid": "4420" }, 7] }),
+            );
+            if let Some(peer) = peer {
+                directory.add_connections("nqn.a", &qpair(peer, listener));
+            }
+            assert_eq!(directory.may_become_remote(), expected, "{listener} {peer:?}");
+        }
+    }
 
     #[test]
     fn what_the_target_says_is_kept_and_nonsense_is_not() {

@@ -47,6 +47,8 @@ pub(super) enum Wrong {
     Header,
     /// Its ring counts other ticks than this machine.
     Rate,
+    /// Nothing, but it listens on other sockets too: one that takes connections and says nothing, one of the web.
+    Sockets,
 }
 
 /// What a fake target is.
@@ -174,15 +176,16 @@ struct Target {
     rate: AtomicU64,
     /// No command is under way, and none will come at this rate.
     idle: AtomicBool,
+    /// Its RPC answers no more.
+    ends: AtomicBool,
+    /// How often its other sockets were connected to.
+    asked: AtomicU64,
 }
 
 fn run(plan: &Plan) {
-    // The rate of this machine, so that ticks are times.
-    let (a, from) = (ticks::now(), run_format::monotonic_now().0);
-    std::thread::sleep(Duration::from_millis(50));
-    let rate = (ticks::now() - a) as f64 / (run_format::monotonic_now().0 - from) as f64 * 1e9;
     let generation = plan.generation();
-    let mut shape = Shape { entries: plan.entries, rate: rate as u64, ..Shape::new(generation) };
+    // The rate of this machine, so that ticks are times.
+    let mut shape = Shape { entries: plan.entries, rate: ticks::rate(), ..Shape::new(generation) };
     match plan.wrong {
         Wrong::LeftOut => shape.tracepoints = TARGET_CUT,
         Wrong::Rate => shape.rate *= 2,
@@ -210,16 +213,38 @@ fn run(plan: &Plan) {
         written: AtomicU64::new(0),
         rate: AtomicU64::new(plan.rate),
         idle: AtomicBool::new(false),
+        ends: AtomicBool::new(false),
+        asked: AtomicU64::new(0),
     };
     let listener = UnixListener::bind(plan.folder.join("rpc.sock")).unwrap();
     if plan.wrong == Wrong::NoRpc {
         std::fs::remove_file(plan.folder.join("rpc.sock")).unwrap();
     }
+    let others = (plan.wrong == Wrong::Sockets)
+        .then(|| ["silent.sock", "web.sock"].map(|name| UnixListener::bind(plan.folder.join(name)).unwrap()));
     println!("\nring {}", ring.display());
     std::thread::scope(|scope| {
+        if let Some([silent, web]) = &others {
+            scope.spawn(|| {
+                let mut held = Vec::new();
+                for stream in silent.incoming() {
+                    target.asked.fetch_add(1, Ordering::Release);
+                    held.push(stream.unwrap());
+                }
+            });
+            scope.spawn(|| {
+                for stream in web.incoming() {
+                    target.asked.fetch_add(1, Ordering::Release);
+                    let _ = stream.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+                }
+            });
+        }
         scope.spawn(|| {
             let mut silent = Vec::new();
             for stream in listener.incoming() {
+                if target.ends.load(Ordering::Acquire) {
+                    continue;
+                }
                 match target.plan.wrong {
                     Wrong::Silent => silent.push(stream.unwrap()),
                     _ => target.answer(stream.unwrap()),
@@ -283,6 +308,17 @@ impl Target {
     fn told(&self, what: &str) -> String {
         match what {
             "written" => self.written.load(Ordering::Acquire).to_string(),
+            "asked" => self.asked.load(Ordering::Acquire).to_string(),
+            // As a target does: the first of it that goes is its RPC.
+            "end" => {
+                self.ends.store(true, Ordering::Release);
+                std::fs::remove_file(self.plan.folder.join("rpc.sock")).unwrap();
+                std::thread::spawn(|| {
+                    std::thread::sleep(Duration::from_millis(300));
+                    std::process::exit(0);
+                });
+                String::new()
+            }
             "masks" => {
                 let masks = GROUPS.map(|(group, _)| self.mask(group).to_string());
                 masks.join(" ")
@@ -338,6 +374,7 @@ impl Target {
     fn call(&self, request: &Value) -> Result<Value, String> {
         let address = |port: &str, address: &str| json!({ "traddr": address, "trsvcid": port });
         match request["method"].as_str().unwrap_or_default() {
+            "rpc_get_methods" => Ok(json!(["rpc_get_methods", "trace_get_info", "trace_set_tpoint_mask"])),
             "spdk_get_version" => Ok(json!({ "version": "none: a test's fake target" })),
             "trace_get_info" => {
                 let mut info = json!({ "tpoint_shm_path": self.ring.to_str() });

@@ -27,33 +27,44 @@ pub(super) struct Record<'a> {
     pub(super) size: u32,
     /// What it is about, an address.
     pub(super) object: u64,
-    entries: &'a [[u64; WORDS]],
+    /// Its entries, each of so many words.
+    entries: &'a [u64],
 }
 
 impl Record<'_> {
     /// A number of the arguments, by its place and size in bytes.
     pub(super) fn number(&self, at: usize, size: usize) -> Option<u64> {
-        let mut value = [0; 8];
-        let value_bytes = value.get_mut(..size)?;
-        for (n, byte) in value_bytes.iter_mut().enumerate() {
-            *byte = self.byte(at + n)?;
+        // Most are a whole word: the first entry has eight bytes for arguments.
+        if at == 0 && size == WORD {
+            return self.entries.get(WORDS - 1).copied();
         }
+        let mut value = [0; 8];
+        self.bytes(at, value.get_mut(..size)?)?;
         Some(u64::from_le_bytes(value))
     }
 
     /// The text of the arguments, by its place and size in bytes.
     pub(super) fn text(&self, at: usize, size: usize) -> Option<String> {
-        let bytes: Option<Vec<u8>> = (at..at + size).map(|at| self.byte(at)).collect();
-        super::layout::text(&bytes?)
+        let mut bytes = vec![0; size];
+        self.bytes(at, &mut bytes)?;
+        super::layout::text(&bytes)
     }
 
-    fn byte(&self, at: usize) -> Option<u8> {
-        let (entry, offset) = match at.checked_sub(FIRST_ARGUMENTS) {
-            None => (0, ENTRY - FIRST_ARGUMENTS + at),
-            Some(at) => (1 + at / MORE_ARGUMENTS, ENTRY - MORE_ARGUMENTS + at % MORE_ARGUMENTS),
-        };
-        let word = self.entries.get(entry)?.get(offset / WORD)?;
-        word.to_le_bytes().get(offset % WORD).copied()
+    /// Copies bytes of the arguments.
+    fn bytes(&self, mut at: usize, mut into: &mut [u8]) -> Option<()> {
+        while !into.is_empty() {
+            let (entry, offset) = match at.checked_sub(FIRST_ARGUMENTS) {
+                None => (0, ENTRY - FIRST_ARGUMENTS + at),
+                Some(at) => (1 + at / MORE_ARGUMENTS, ENTRY - MORE_ARGUMENTS + at % MORE_ARGUMENTS),
+            };
+            let word = self.entries.get(entry * WORDS + offset / WORD)?.to_le_bytes();
+            let there = word.get(offset % WORD..)?;
+            let count = there.len().min(into.len());
+            let (now, rest) = into.split_at_mut(count);
+            now.copy_from_slice(there.get(..count)?);
+            (at, into) = (at + count, rest);
+        }
+        Some(())
     }
 }
 
@@ -86,7 +97,8 @@ pub(super) struct Follower {
     position: u64,
     /// Entries that were overwritten before they were read.
     pub(super) missed: u64,
-    buffer: Vec<[u64; WORDS]>,
+    /// What was copied, as words.
+    buffer: Vec<u64>,
 }
 
 impl Follower {
@@ -136,7 +148,7 @@ impl Follower {
             };
             let from = self.position;
             self.skip_to(self.safe(after).min(upto), &mut take);
-            let begin = (self.position - from) as usize;
+            let begin = (self.position - from) as usize * WORDS;
             let copied = std::mem::take(&mut self.buffer);
             let used = self.records(copied.get(begin..).unwrap_or_default(), upto == end, &mut take);
             self.buffer = copied;
@@ -161,44 +173,50 @@ impl Follower {
 
     fn copy(&mut self, file: &Shared, upto: u64) {
         self.buffer.clear();
-        for index in self.position..upto {
+        let (mut at, entries) = (self.position, self.lcore.entries);
+        while at < upto {
+            let slot = at & (entries - 1);
+            // As far as the ring's end.
+            let count = (entries - slot).min(upto - at);
             // The layout was held against the file, so this is inside.
-            let slot = (index & (self.lcore.entries - 1)) as usize;
-            let mut entry = [0; WORDS];
-            let read = file.words(self.lcore.entries_at + slot * ENTRY, &mut entry);
+            let from = self.lcore.entries_at + slot as usize * ENTRY;
+            let read = file.words(from, count as usize * WORDS, &mut self.buffer);
             debug_assert!(read.is_some());
-            self.buffer.push(entry);
+            at += count;
         }
     }
 
     /// Hands over the records of some entries and returns how many entries that were. What continues a record
     /// whose beginning is missing is missing too.
-    fn records(&mut self, entries: &[[u64; WORDS]], whole: bool, take: &mut impl FnMut(Step<'_>)) -> u64 {
-        let continues = |entry: &[u64; WORDS]| entry[1] as u16 == self.marker;
-        let mut at = 0;
-        while let Some(first) = entries.get(at) {
-            if continues(first) {
-                self.missed += 1;
+    fn records(&mut self, words: &[u64], whole: bool, take: &mut impl FnMut(Step<'_>)) -> u64 {
+        let continues = |entry: &[u64]| entry.get(1).is_some_and(|word| *word as u16 == self.marker);
+        let mut missed = 0;
+        let mut left = words;
+        while let [ticks, head, object, ..] = left {
+            if continues(left) {
+                missed += 1;
                 take(Step::Gap);
-                at += 1;
+                left = left.get(WORDS..).unwrap_or_default();
                 continue;
             }
-            let more = entries[at + 1..].iter().take_while(|entry| continues(entry)).count();
-            let end = at + 1 + more;
-            if end == entries.len() && !whole && at > 0 {
+            let behind = left.get(WORDS..).unwrap_or_default();
+            let more = behind.chunks_exact(WORDS).take_while(|entry| continues(entry)).count();
+            let (entries, rest) = left.split_at((1 + more) * WORDS);
+            if rest.is_empty() && !whole && left.len() < words.len() {
                 // It may go on behind what was copied. One that fills all of it is no record of an honest ring.
                 break;
             }
             take(Step::Record(Record {
-                ticks: first[0],
-                tracepoint: first[1] as u16,
-                owner: (first[1] >> 16) as u16,
-                size: (first[1] >> 32) as u32,
-                object: first[2],
-                entries: &entries[at..end],
+                ticks: *ticks,
+                tracepoint: *head as u16,
+                owner: (head >> 16) as u16,
+                size: (head >> 32) as u32,
+                object: *object,
+                entries,
             }));
-            at = end;
+            left = rest;
         }
-        at as u64
+        self.missed += missed;
+        ((words.len() - left.len()) / WORDS) as u64
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::directory::Directory;
 use super::events::Events;
 use super::layout::Layout;
 use super::memory::Shared;
@@ -39,20 +40,11 @@ impl Load {
 /// # Errors
 /// Why nothing can be said: none of its RPC sockets answers, or it tells nothing of its commands.
 pub fn load(process: &Process, named: Option<&Path>, over: Duration) -> Result<Load, String> {
-    let candidates = named.map_or_else(|| rpc::candidates(process.pid), |path| vec![path.to_owned()]);
-    let mut tried = Vec::new();
-    for path in &candidates {
-        let rpc = Rpc::new(path);
-        match watch(&rpc, over) {
-            Ok(Some(load)) => return Ok(load),
-            Ok(None) => tried.push(format!("{} tells nothing of reactors and commands", path.display())),
-            Err(error) => tried.push(error.to_string()),
-        }
-    }
-    if tried.is_empty() {
-        tried.push("no RPC socket was found".to_owned());
-    }
-    Err(tried.join("; "))
+    rpc::first(process.pid, named, |rpc| match watch(rpc, over) {
+        Ok(Some(load)) => Ok(load),
+        Ok(None) => Err("its RPC tells nothing of reactors and commands".to_owned()),
+        Err(error) => Err(error.to_string()),
+    })
 }
 
 fn watch(rpc: &Rpc, over: Duration) -> Result<Option<Load>, RpcError> {
@@ -128,6 +120,16 @@ pub fn ring_usable(process: &Process, named: Option<&Path>) -> Result<(), Error>
         .map_err(|lacking| Error::NoTracepoints { path: path.clone(), lacking: lacking.join(", ") })?;
     Ticks::new(layout.rate)?;
     target(process.pid, &path, named).map(|_| ())
+}
+
+/// Whether a recording by the ring would record when responses were sent, which it does of connections that leave the
+/// machine: there is one, or there is none at all and the target listens where one may come from. So it is, too, where
+/// the target does not say.
+#[must_use]
+pub fn ring_sends(process: &Process, named: Option<&Path>) -> bool {
+    let Ok((_, path)) = find::ring_of(process.pid) else { return true };
+    let directory = target(process.pid, &path, named).ok().and_then(|rpc| Directory::ask(&rpc).ok());
+    directory.is_none_or(|directory| directory.may_become_remote())
 }
 
 #[cfg(test)]

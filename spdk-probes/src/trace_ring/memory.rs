@@ -73,14 +73,17 @@ impl Shared {
         self.word(at)
     }
 
-    /// Copies words; `None` and nothing copied where they are not all inside the file.
-    pub(super) fn words(&self, at: usize, into: &mut [u64]) -> Option<()> {
-        let last = at.checked_add(into.len().checked_sub(1)? * WORD)?;
-        self.atomic(at)?;
-        self.atomic(last)?;
-        for (n, word) in into.iter_mut().enumerate() {
-            *word = self.word(at + n * WORD)?;
+    /// Copies words behind those that are there already; `None` and nothing copied where they are not all inside the
+    /// file.
+    pub(super) fn words(&self, at: usize, count: usize, into: &mut Vec<u64>) -> Option<()> {
+        let bytes = count.checked_mul(WORD)?;
+        if !at.is_multiple_of(WORD) || at.checked_add(bytes)? > self.length {
+            return None;
         }
+        let first = self.map.as_ptr().wrapping_add(at).cast::<AtomicU64>();
+        into.reserve(count);
+        // SAFETY: as of `atomic`, for each of so many words, all of which are inside.
+        into.extend((0..count).map(|n| unsafe { (*first.add(n)).load(Ordering::Relaxed) }));
         Some(())
     }
 

@@ -38,7 +38,7 @@ use run_format::{
     Boundary, Counters, Event, Hook, Kind, Lost, Queue, QueueId, Side, Sink, Software, Source, monotonic_now,
 };
 
-use crate::ring::has_ended;
+use crate::ring::{ends_within, has_ended};
 use crate::{Error, Options, Process};
 use assemble::{Assembler, Out};
 use directory::{Asking, Directory};
@@ -46,7 +46,7 @@ use events::{Events, WANTED};
 use follow::Follower;
 use identity::Probe;
 use layout::Layout;
-pub use load::{Load, load, ring_usable};
+pub use load::{Load, load, ring_sends, ring_usable};
 use memory::Shared;
 use reader::{Reader, Work};
 use rpc::Rpc;
@@ -58,6 +58,8 @@ use turn::Turns;
 const LAST_COMMANDS: Duration = Duration::from_millis(10);
 /// After the tracepoints are off a record that had begun is soon written.
 const LAST_RECORD: Duration = Duration::from_millis(2);
+/// How long a process may take to end after the first of it is gone.
+const LAST_OF_A_PROCESS: Duration = Duration::from_secs(3);
 /// What a record costs, ns: measured at 30 to 50.
 const RECORD_NS: u32 = 40;
 
@@ -260,12 +262,17 @@ impl TraceTarget {
         }
     }
 
-    /// Why the recording can not go on, unless its process has ended.
+    /// Why the recording can not go on, unless its process ends.
     fn failed<T>(&self, result: Result<T, rpc::RpcError>, what: &str) -> Result<(), Error> {
         match result {
-            Err(error) if !self.ended() => Err(Error::TraceRingEnded { why: format!("{what}: {error}") }),
+            Err(error) if !self.ends() => Err(Error::TraceRingEnded { why: format!("{what}: {error}") }),
             _ => Ok(()),
         }
+    }
+
+    /// Whether the process has ended, or is about to: its RPC is gone some time before it is.
+    fn ends(&self) -> bool {
+        ends_within(&self.pidfd.as_fd(), LAST_OF_A_PROCESS)
     }
 }
 
@@ -275,23 +282,12 @@ fn is_remote(queue: &Queue) -> bool {
 
 /// The process's RPC.
 fn target(pid: u32, ring: &Path, named: Option<&Path>) -> Result<Rpc, Error> {
-    let candidates = match named {
-        Some(path) => vec![path.to_owned()],
-        None => rpc::candidates(pid),
+    let take = |rpc: &Rpc| match Info::ask(rpc) {
+        Ok(info) if Path::new(&info.path).file_name() == ring.file_name() => Ok(rpc.clone()),
+        Ok(info) => Err(format!("{} is that of another process ({})", rpc.path().display(), info.path)),
+        Err(error) => Err(error.to_string()),
     };
-    let mut tried = Vec::new();
-    for path in &candidates {
-        let rpc = Rpc::new(path);
-        match Info::ask(&rpc) {
-            Ok(info) if Path::new(&info.path).file_name() == ring.file_name() => return Ok(rpc),
-            Ok(info) => tried.push(format!("{} is that of another process ({})", path.display(), info.path)),
-            Err(error) => tried.push(error.to_string()),
-        }
-    }
-    if tried.is_empty() {
-        tried.push("no RPC socket was found".to_owned());
-    }
-    Err(Error::TraceRpc { pid, why: tried.join("; ") })
+    rpc::first(pid, named, take).map_err(|why| Error::TraceRpc { pid, why })
 }
 
 /// How each boundary is taken.
@@ -388,7 +384,7 @@ impl Source for TraceTarget {
             .or_else(|| over.then(|| "the thread that reads it has ended".to_owned()))
         {
             // A target that has ended is no failure of the recording.
-            if !self.ended() {
+            if !self.ends() {
                 return Err(Error::TraceRingEnded { why });
             }
             self.failed = Some(why);
@@ -419,16 +415,20 @@ impl Source for TraceTarget {
         if self.armed || self.ended() {
             return Ok(self.armed);
         }
-        if let Some(probe) = &mut self.probe
-            && !probe.attach_again()?
-        {
-            return Ok(false);
+        if let Some(probe) = &mut self.probe {
+            match probe.attach_again() {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(_) if self.ends() => return Ok(false),
+                Err(error) => return Err(error),
+            }
         }
         self.reader.resume();
         let on = self.switch.more(&self.masks);
+        let ended = on.is_err();
         self.failed(on, "its tracepoints can not be switched on again")?;
-        self.armed = true;
-        Ok(true)
+        self.armed = !ended;
+        Ok(self.armed)
     }
 
     fn stop(&mut self, sink: &mut dyn Sink) -> Result<(), Error> {

@@ -90,7 +90,7 @@ impl Note {
 }
 
 /// When a process that has not ended started, in ticks after the machine's start (proc_pid_stat(5), fields 3 and 22).
-fn started(pid: u32) -> Option<u64> {
+pub(super) fn started(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The program's name, in parentheses, may hold anything.
     let (_, behind) = stat.rsplit_once(')')?;

@@ -278,6 +278,7 @@ impl Running {
     fn run(mut self, between: &Between) {
         let mut rest = LONGEST_REST;
         let mut before = Instant::now();
+        let mut came = 0;
         loop {
             let last = between.stop.load(Ordering::Acquire);
             let full = {
@@ -302,7 +303,8 @@ impl Running {
             let elapsed = before.elapsed();
             before = Instant::now();
             let fullest = self.fullest(elapsed, &mut rest);
-            let mut out = Vec::new();
+            // A little more than the last time: what comes of one look is about what came of the one before.
+            let mut out = Vec::with_capacity(came + came / 8);
             let look = match self.cycle(&mut out) {
                 Ok(look) => look,
                 // The times that are not known any more are those of what was read now.
@@ -319,6 +321,7 @@ impl Running {
                 self.identities(&mut out);
                 self.work.assembler.end(&self.work.ticks, &mut out);
             }
+            came = out.len();
             self.publish(between, out);
             // What was read before the cut is whole; behind it everything reads as zeros.
             if !self.work.file.is_whole() {

@@ -401,6 +401,7 @@ mod assembling {
             listener: end("10.0.0.2:4420"),
         };
         Directory {
+            listeners: Vec::new(),
             connections: vec![connection(0, "10.0.0.1:4000"), connection(1, PEER)],
             namespaces: [(("nqn.a".to_owned(), "Malloc0".to_owned()), 3)].into(),
             blocks: [("Malloc0".to_owned(), 512)].into(),
@@ -410,10 +411,7 @@ mod assembling {
     impl Bench {
         fn new(shape: &Shape, identified: bool, directory: Directory) -> Bench {
             // The rate of this machine, so that ticks are times.
-            let (a, from) = (ticks::now(), run_format::monotonic_now().0);
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            let rate = (ticks::now() - a) as f64 / (run_format::monotonic_now().0 - from) as f64 * 1e9;
-            let writer = Writer::new(&Shape { rate: rate as u64, ..shape.clone() });
+            let writer = Writer::new(&Shape { rate: ticks::rate(), ..shape.clone() });
             let shared = Arc::new(Shared::new(writer.open()).unwrap());
             let layout = Layout::read(&shared).unwrap();
             let events = Events::new(&layout).unwrap();

@@ -61,6 +61,14 @@ fn pair() -> Pair {
     best.unwrap_or(Pair { ticks: 0, ns: 0, width: 0 })
 }
 
+/// Ticks of a second on this machine, for tests: also where they are kept from their core between two reads.
+#[cfg(test)]
+pub(super) fn rate() -> u64 {
+    let first = pair();
+    std::thread::sleep(FIRST);
+    (1e9 / slope(&first, &pair())) as u64
+}
+
 /// Whether this machine's counter runs at one rate whatever its processors do.
 fn is_invariant(cpuinfo: &str) -> bool {
     let flags = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();

@@ -11,7 +11,7 @@ use self::kept::Kept;
 use super::fake::{Fake, Plan, Wrong, call};
 use super::layout::Generation;
 use super::note::Note;
-use super::{LEFT_ON, TraceOptions, TraceTarget};
+use super::{LEFT_ON, TraceOptions, TraceTarget, ring_usable};
 use crate::Error;
 
 #[path = "../../tests/common/kept.rs"]
@@ -235,7 +235,9 @@ fn recordings_of_one_target_do_each_other_no_harm() {
         let (counters, of_windows) = (exact(&whole.0, &whole.1), exact(&windowed.0, &windowed.1));
         let numbers = honest(&whole.1);
         honest(&windowed.1);
-        let away = |at: Nanos| idle.iter().any(|(from, to)| (from.0..to.0).contains(&at.0));
+        // Ticks are made times, which is not exact.
+        let slack = 1_000_000;
+        let away = |at: Nanos| idle.iter().any(|(from, to)| (from.0 + slack..to.0 - slack).contains(&at.0));
         let came = |command: &Command| command.time(Boundary::TRecv).unwrap();
         assert_eq!(windowed.1.commands.iter().filter(|command| away(came(command))).count(), 0);
         assert!(windowed.1.commands.len() > 100 && of_windows.lost.unfinished == 0, "{of_windows:?}");
@@ -391,9 +393,61 @@ fn a_target_that_is_gone_is_told_to_be() {
 }
 
 #[test]
-fn the_socket_is_found_by_itself() {
-    let mut fake = Fake::start(&Plan::new(Generation::Sections));
+fn the_socket_is_found_by_itself_among_others_and_none_is_asked_twice() {
+    let mut fake = Fake::start(&Plan { wrong: Wrong::Sockets, ..Plan::new(Generation::Sections) });
+    let process = fake.process();
     // The default socket may be that of a real target here, which is passed over.
-    drop(TraceTarget::attach(&fake.process(), &TraceOptions::default()).unwrap());
+    for _ in 0..3 {
+        drop(TraceTarget::attach(&process, &TraceOptions::default()).unwrap());
+        ring_usable(&process, None).unwrap();
+        let asked: u64 = fake.tell("asked").parse().unwrap();
+        assert!(asked <= 2, "{asked}");
+    }
     assert_eq!(fake.masks(), [0, 0, 0]);
+    // Without its own there is none, and each of the others says why.
+    let mut fake = Fake::start(&Plan { wrong: Wrong::Sockets, ..Plan::new(Generation::Sections) });
+    std::fs::remove_file(&fake.socket).unwrap();
+    let process = fake.process();
+    for _ in 0..2 {
+        let error = ring_usable(&process, None).unwrap_err().to_string();
+        for text in
+            ["silent.sock: no answer to rpc_get_methods: nothing came within 1 s", "web.sock", "--rpc"]
+        {
+            assert!(error.contains(text), "{text:?} is not in: {error}");
+        }
+        assert_eq!(fake.tell("asked"), "2");
+    }
+}
+
+/// The end of a target takes a while, and its RPC is gone first.
+#[test]
+fn a_target_that_ends_as_a_window_is_armed_ends_the_recording() {
+    let mut fake = Fake::start(&Plan::new(Generation::Sections));
+    let mut source = attach(&fake).unwrap();
+    let mut kept = Kept::default();
+    poll(&mut source, &mut kept, WHILE / 4).unwrap();
+    source.disarm(&mut kept).unwrap();
+    fake.tell("end");
+    assert!(!source.arm().unwrap() && source.ended());
+    source.stop(&mut kept).unwrap();
+    exact(&source, &kept);
+    assert!(honest(&kept).len() > 100);
+}
+
+/// The same, where it is in place, or taken away, or about to be stopped.
+#[test]
+fn a_target_that_ends_as_it_is_let_go_ends_the_recording() {
+    for windowed in [true, false] {
+        let mut fake = Fake::start(&Plan::new(Generation::Sections));
+        let mut source = attach(&fake).unwrap();
+        let mut kept = Kept::default();
+        poll(&mut source, &mut kept, WHILE / 4).unwrap();
+        fake.tell("end");
+        if windowed {
+            source.disarm(&mut kept).unwrap();
+        }
+        source.stop(&mut kept).unwrap();
+        exact(&source, &kept);
+        assert!(honest(&kept).len() > 100);
+    }
 }
