@@ -114,6 +114,14 @@ pub struct RecordCommon {
     /// A label for the run, such as workload=fio-4k; may be given several times.
     #[arg(long, value_name = "NAME=VALUE", value_parser = label)]
     pub label: Vec<(String, String)>,
+    /// How often to sample what the machine counts anyway (TCP, interfaces, CPUs, interrupts, drives, SPDK, GPUs) into
+    /// the run, or off.
+    #[arg(long, value_name = "TIME|off", default_value = "100ms", value_parser = crate::telemetry::every)]
+    pub telemetry: crate::telemetry::Every,
+    /// A CSV file of your own series, such as tokens a second, to put on the run's timeline; it is read when the
+    /// recording ends. The first line names the columns; times are RFC 3339 with a zone, or UNIX time.
+    #[arg(long, value_name = "FILE")]
+    pub series: Option<PathBuf>,
     /// Size of the kernel's ring buffer.
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub ring_mib: u32,

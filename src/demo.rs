@@ -148,6 +148,7 @@ fn quietly(output: &Path) -> Plan<'_> {
         one_in: 1,
         windows: Wanted::default(),
         price: None,
+        telemetry: crate::telemetry::Asked::default(),
         labels: std::collections::BTreeMap::from([("demo".to_owned(), "stand-in".to_owned())]),
         command: &[],
         quiet: true,

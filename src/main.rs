@@ -16,6 +16,7 @@ mod report;
 mod schema;
 mod signals;
 mod software;
+mod telemetry;
 mod window;
 mod workload;
 

@@ -6,7 +6,7 @@ use crate::recorder::{self, Plan};
 use crate::signals::Signals;
 use crate::software::{self, Software};
 use crate::window::Wanted;
-use crate::workload;
+use crate::{telemetry, workload};
 use anyhow::{Result, bail};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
@@ -33,6 +33,7 @@ pub fn run(what: &Record) -> Result<ExitCode> {
     // --force removes anything.
     RunWriter::may_create(output(common, side), common.force)?;
     workload::check(&common.command)?;
+    telemetry::check(common.series.as_deref(), !common.command.is_empty())?;
     let (asked, rpc) = match what {
         Record::Host(_) => (None, None),
         Record::Target(RecordTarget { source, rpc, .. }) => (*source, rpc.as_deref()),
@@ -115,7 +116,7 @@ fn source(
     let plan = Plan {
         windows: Wanted { share: agreed.as_ref().and_then(|agreed| agreed.share), ..windows(common) },
         price: agreed.map(|agreed| agreed.price),
-        ..plan(common, side)
+        ..plan(common, side, asked.rpc)
     };
     let options = spdk_probes::Options { prices, ..asked.options.clone() };
     match (software, side, choice) {
@@ -177,7 +178,7 @@ fn windows(common: &RecordCommon) -> Wanted {
     Wanted { spec: common.window, share: None, measure: common.measure_overhead }
 }
 
-fn plan(common: &RecordCommon, side: Side) -> Plan<'_> {
+fn plan<'a>(common: &'a RecordCommon, side: Side, rpc: Option<&Path>) -> Plan<'a> {
     Plan {
         output: output(common, side),
         force: common.force,
@@ -185,6 +186,11 @@ fn plan(common: &RecordCommon, side: Side) -> Plan<'_> {
         one_in: common.sample,
         windows: windows(common),
         price: None,
+        telemetry: telemetry::Asked {
+            every: common.telemetry.0,
+            series: common.series.clone(),
+            rpc: rpc.map(Path::to_owned),
+        },
         labels: common.label.iter().cloned().collect(),
         command: &common.command,
         quiet: common.quiet,

@@ -3,6 +3,7 @@
 use crate::exit;
 use crate::progress::{Progress, summary};
 use crate::signals::Signals;
+use crate::telemetry::{self, Telemetry};
 use crate::window::{Wanted, Windowing, ends};
 use crate::workload::Running;
 use anyhow::{Context, Result};
@@ -34,6 +35,8 @@ pub struct Plan<'a> {
     pub windows: Wanted,
     /// What it was estimated to cost.
     pub price: Option<Price>,
+    /// What is sampled beside the commands.
+    pub telemetry: telemetry::Asked,
     /// The user's labels.
     pub labels: BTreeMap<String, String>,
     /// Runs while it lasts, and its end ends it.
@@ -53,8 +56,9 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
     let start = monotonic_now();
     // What they are in the end, `begin` tells.
     let windows = plan.windows.describe();
+    let software = source.software();
     let manifest = Manifest {
-        software: source.software(),
+        software: software.clone(),
         hooks: source.hooks(),
         one_in: plan.one_in,
         window: Window { start_ns: start, end_ns: start },
@@ -64,6 +68,7 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
         ..Manifest::begun(source.side(), source.kind(), env!("CARGO_PKG_VERSION"))
     };
     let mut writer = RunWriter::create(plan.output, manifest, plan.force)?;
+    let telemetry = Telemetry::start(plan.output, &plan.telemetry, source.kind(), &software);
     let begun = match windows {
         None => Ok(None),
         Some(_) => {
@@ -85,6 +90,7 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
         Err(error) => {
             // There is nothing in the run, and the next try wants its name.
             drop(writer);
+            drop(telemetry);
             let _ = std::fs::remove_dir_all(plan.output);
             return Err(error);
         }
@@ -101,9 +107,9 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
     }
     writer.manifest().workload = running.as_ref().map(Running::describe);
 
-    let progress = Progress::new(plan.duration, plan.quiet);
-    let reason =
-        run_loop(&mut source, &mut windowing, &mut writer, running.as_mut(), plan, signals, &progress);
+    let mut beside = Beside { signals, progress: Progress::new(plan.duration, plan.quiet), telemetry };
+    let reason = run_loop(&mut source, &mut windowing, &mut writer, running.as_mut(), plan, &mut beside);
+    let Beside { progress, mut telemetry, .. } = beside;
     progress.finish();
 
     // Whatever ended it: stop the probes, take what is in the ring, close the run. The first error is told.
@@ -115,6 +121,9 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
         Some(windowing) => source.stop(&mut windowing.sink(&mut writer)),
     }
     .context("stop the probes");
+    if let Some(telemetry) = &mut telemetry {
+        telemetry.stop();
+    }
     let counters = counters(&source, windowing.as_ref());
     let mut code = ExitCode::SUCCESS;
     writer.manifest().counters = counters.as_ref().copied().unwrap_or_default();
@@ -141,6 +150,12 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
         code = ExitCode::from(*exit);
     }
     writer.manifest().clocks.push(clock_pair());
+    if let Some(telemetry) = telemetry {
+        let (clocks, window) = (writer.manifest().clocks.clone(), writer.manifest().window);
+        let within = (window.start_ns, window.end_ns);
+        let summary = telemetry.close(plan.telemetry.series.as_deref(), &clocks, within);
+        writer.manifest().telemetry = Some(summary);
+    }
     let last = counters.as_ref().copied().unwrap_or_default();
     let windows_came = writer.manifest().windows.map(|windows| windows.slices);
     let closed = writer.close(last, end).context("write the run");
@@ -175,6 +190,13 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
     Ok(code)
 }
 
+/// What goes on beside the commands.
+struct Beside<'a> {
+    signals: &'a Signals,
+    progress: Progress,
+    telemetry: Option<Telemetry>,
+}
+
 /// The counters now, as the run has them.
 fn counters<S: Source>(source: &S, windowing: Option<&Windowing>) -> Result<Counters> {
     let counters = source.counters().context("read the counters")?;
@@ -188,8 +210,7 @@ fn run_loop<S: Source>(
     writer: &mut RunWriter,
     mut running: Option<&mut Running>,
     plan: &Plan<'_>,
-    signals: &Signals,
-    progress: &Progress,
+    beside: &mut Beside<'_>,
 ) -> Result<&'static str> {
     let started = Instant::now();
     let mut refreshed = started;
@@ -205,10 +226,11 @@ fn run_loop<S: Source>(
             let manifest = writer.manifest();
             manifest.counters = counters;
             manifest.window.end_ns = monotonic_now();
-            progress.update(started.elapsed(), &counters);
+            manifest.telemetry = beside.telemetry.as_mut().map(Telemetry::summary);
+            beside.progress.update(started.elapsed(), &counters);
         }
         writer.tick().context("write the run")?;
-        if signals.came().is_some() {
+        if beside.signals.came().is_some() {
             return Ok("ended by a signal");
         }
         if plan.duration.is_some_and(|d| started.elapsed() >= d) {

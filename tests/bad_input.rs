@@ -207,6 +207,7 @@ impl Made<'_> {
             counters: Counters::default(),
             workload: None,
             price: None,
+            telemetry: None,
             events: Vec::new(),
             labels: BTreeMap::new(),
         };

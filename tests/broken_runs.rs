@@ -41,6 +41,7 @@ fn manifest(side: Side, boot: &str, window: (u64, u64)) -> Manifest {
         counters: Counters::default(),
         workload: None,
         price: None,
+        telemetry: None,
         events: Vec::new(),
         labels: Default::default(),
     }

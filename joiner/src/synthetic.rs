@@ -579,6 +579,7 @@ fn manifest(side: Side, view: &View, window: Window, recorded: u64) -> Manifest 
         counters: Counters { seen: recorded, recorded, ..Counters::default() },
         workload: None,
         price: None,
+        telemetry: None,
         events: Vec::new(),
         labels: BTreeMap::new(),
     }

@@ -19,6 +19,7 @@ mod release;
 pub mod sampling;
 mod slices;
 mod source;
+mod telemetry;
 mod units;
 mod writer;
 
@@ -37,5 +38,10 @@ pub use queue::{Endpoint, Queue, Transport};
 pub use reader::Run;
 pub use release::{Release, urgently};
 pub use source::{Sink, Source};
+pub use telemetry::{
+    MetricKind, Point, Telemetry, TelemetryBatch, TelemetryCollector, TelemetryLack, TelemetryMetric,
+    TelemetryRow, TelemetrySeries, TelemetrySink, TelemetrySummary, TelemetryWriter, Timeline, increase,
+    rates,
+};
 pub use units::{Cid, Nanos, QueueId};
 pub use writer::RunWriter;

@@ -47,6 +47,9 @@ pub struct Manifest {
     /// What the recording was estimated to cost the recorded system, before it began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price: Option<Price>,
+    /// What was sampled beside the commands; `None` where nothing was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub telemetry: Option<crate::TelemetrySummary>,
     /// What happened besides commands: resets, disconnects, pauses.
     #[serde(default)]
     pub events: Vec<Event>,
@@ -78,6 +81,7 @@ impl Manifest {
             counters: Counters::default(),
             workload: None,
             price: None,
+            telemetry: None,
             events: Vec::new(),
             labels: BTreeMap::new(),
         }

@@ -152,14 +152,14 @@ impl Run {
 /// Where a run lies, as polars takes it: it knows only UTF-8, and takes a relative path like `s3://x` or
 /// `file:x` for an address of another kind.
 #[derive(Clone, Debug)]
-struct Place {
+pub(crate) struct Place {
     path: String,
     /// What the path goes through where the directory's own is not UTF-8.
     _open: Option<Arc<File>>,
 }
 
 impl Place {
-    fn of(directory: &Path) -> Result<Place, Error> {
+    pub(crate) fn of(directory: &Path) -> Result<Place, Error> {
         let absolute = std::path::absolute(directory).map_err(unreadable(directory))?;
         if let Some(path) = absolute.to_str() {
             return Ok(Place { path: path.to_owned(), _open: None });
@@ -169,7 +169,7 @@ impl Place {
     }
 
     /// A file of one of the run's folders.
-    fn path(&self, folder: &str, file: &Path) -> String {
+    pub(crate) fn path(&self, folder: &str, file: &Path) -> String {
         // `segments` takes only names that are UTF-8.
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         format!("{}/{folder}/{name}", self.path)
@@ -207,7 +207,7 @@ fn parse_manifest(path: &Path, text: &[u8]) -> Result<Manifest, Error> {
 
 /// The Parquet files of a folder: whole ones and others, each in the order of their names. A file that is
 /// being written aside is neither.
-fn segments(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Error> {
+pub(crate) fn segments(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Error> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok((Vec::new(), Vec::new())),

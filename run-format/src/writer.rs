@@ -378,7 +378,7 @@ pub(crate) fn parquet(doing: &'static str, path: &Path) -> impl FnOnce(polars::e
 
 /// A Parquet file, written aside and renamed. It is encoded in memory first, so that what the disk says
 /// arrives as the system's own error.
-fn write_parquet(path: &Path, mut frame: DataFrame) -> Result<(), Error> {
+pub(crate) fn write_parquet(path: &Path, mut frame: DataFrame) -> Result<(), Error> {
     let mut bytes = Vec::new();
     ParquetWriter::new(&mut bytes)
         .with_compression(ParquetCompression::Lz4Raw)
@@ -397,7 +397,7 @@ fn write_manifest(root: &Path, manifest: &Manifest) -> Result<(), Error> {
 }
 
 /// Writes `.NAME.tmp` beside `path` and renames it when it is complete; removes it when it is not.
-fn aside(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+pub(crate) fn aside(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let aside = path.with_file_name(format!(".{name}.tmp"));
     let written = fs::write(&aside, bytes)

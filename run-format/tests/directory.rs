@@ -29,6 +29,7 @@ fn manifest(side: Side) -> Manifest {
         counters: Counters::default(),
         workload: None,
         price: None,
+        telemetry: None,
         events: Vec::new(),
         labels: Default::default(),
     }

@@ -167,7 +167,8 @@ impl Series {
             });
             let values: Vec<Option<f64>> = values.collect();
             let Some(at) = wall_to_monotonic(realtime, clocks) else {
-                tally.tell("it is before the machine was started", number, &cell);
+                // Before the machine was started.
+                tally.tell("it is outside of the recording", number, &cell);
                 continue;
             };
             if at < within.0 || at > within.1 {
