@@ -563,7 +563,8 @@ impl Assembler {
         // What Connect adds to the description is there now.
         describe(connected, &self.file, self.owners.as_ref());
         if !look_up(connected, &self.directory) {
-            self.wants_directory = true;
+            // Before 24.05 a lone controller tells, once it is there.
+            self.wants_directory |= !self.directory.silent || self.owners.is_none();
         }
         connected.queue.came = ticks.time(connected.since.max(self.began));
         connected.number = Some(next);

@@ -23,10 +23,19 @@ pub(super) struct Connection {
     pub(super) listener: Option<Endpoint>,
 }
 
+/// The first release whose list of connections can be asked for. Those before it end (a null pointer is followed) where a
+/// connection is there that has not sent its Connect command yet, as any is for a moment (SPDK's commit 1965c4ddc2).
+const LISTS_CONNECTIONS: (u64, u64) = (25, 5);
+
+/// The first release whose ring tells the host's end of a connection, by which the host knows it too.
+const TELLS_PEERS: (u64, u64) = (24, 5);
+
 /// Connections, namespaces and block sizes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Directory {
     pub(super) connections: Vec<Connection>,
+    /// Nothing more will be told of connections.
+    pub(super) silent: bool,
     /// Where hosts may come from.
     pub(super) listeners: Vec<Endpoint>,
     /// By subsystem and bdev.
@@ -38,7 +47,10 @@ pub(super) struct Directory {
 impl Directory {
     /// Asks for all of it.
     pub(super) fn ask(rpc: &Rpc) -> Result<Directory, RpcError> {
-        let mut directory = Directory::default();
+        let release = release(&rpc.call("spdk_get_version", None)?);
+        let silent = release.is_none_or(|release| release < LISTS_CONNECTIONS);
+        let mut directory = Directory { silent, ..Directory::default() };
+        let mut controllers = Vec::new();
         let subsystems = rpc.call("nvmf_get_subsystems", None)?;
         for subsystem in subsystems.as_array().into_iter().flatten() {
             let Some(nqn) = subsystem.get("nqn").and_then(Value::as_str) else { continue };
@@ -49,10 +61,16 @@ impl Directory {
             directory.add_namespaces(nqn, subsystem);
             directory.add_listeners(subsystem);
             // One that was removed meanwhile has no connections.
-            if let Ok(connections) = rpc.call("nvmf_subsystem_get_qpairs", Some(json!({ "nqn": nqn }))) {
+            if release.is_some_and(|release| release < TELLS_PEERS) {
+                let of_it = rpc.call("nvmf_subsystem_get_controllers", Some(json!({ "nqn": nqn })));
+                controllers.extend(of_it.into_iter().map(|of_it| (nqn.to_owned(), of_it)));
+            } else if !silent
+                && let Ok(connections) = rpc.call("nvmf_subsystem_get_qpairs", Some(json!({ "nqn": nqn })))
+            {
                 directory.add_connections(nqn, &connections);
             }
         }
+        directory.add_controllers(&controllers);
         if let Ok(bdevs) = rpc.call("bdev_get_bdevs", None) {
             directory.add_bdevs(&bdevs);
         }
@@ -107,6 +125,28 @@ impl Directory {
         }
     }
 
+    /// Of a target that does not list its connections: where it has one controller, each is that one's.
+    fn add_controllers(&mut self, controllers: &[(String, Value)]) {
+        let all = controllers.iter().flat_map(|(nqn, of_it)| {
+            of_it.as_array().into_iter().flatten().map(move |controller| (nqn, controller))
+        });
+        let all: Vec<_> = all.collect();
+        let [(nqn, controller)] = all.as_slice() else { return };
+        let number =
+            |name: &str| controller.get(name).and_then(Value::as_u64).and_then(|n| u16::try_from(n).ok());
+        let (Some(cntlid), Some(queues)) = (number("cntlid"), number("num_io_qpairs")) else { return };
+        let host = controller.get("hostnqn").and_then(Value::as_str).unwrap_or_default();
+        self.connections.extend((0..=queues).map(|qid| Connection {
+            subsystem: (*nqn).clone(),
+            host: host.to_owned(),
+            cntlid,
+            qid,
+            thread: None,
+            peer: None,
+            listener: None,
+        }));
+    }
+
     fn add_bdevs(&mut self, bdevs: &Value) {
         for bdev in bdevs.as_array().into_iter().flatten() {
             let size =
@@ -116,6 +156,12 @@ impl Directory {
             }
         }
     }
+}
+
+/// Major and minor number of a target's release; one that does not say may be any.
+fn release(version: &Value) -> Option<(u64, u64)> {
+    let field = |name: &str| version.get("fields")?.get(name)?.as_u64();
+    field("major").zip(field("minor"))
 }
 
 fn endpoint(address: Option<&Value>) -> Option<Endpoint> {
@@ -169,8 +215,38 @@ impl Asking {
 
 #[cfg(test)]
 mod tests {
-    use super::Directory;
+    use super::{Directory, LISTS_CONNECTIONS, release};
     use serde_json::json;
+
+    #[test]
+    fn only_releases_that_survive_it_are_asked_for_their_connections() {
+        let version = |major: u64, minor: u64| json!({ "fields": { "major": major, "minor": minor } });
+        for (major, minor, asked) in
+            [(23, 9, false), (24, 9, false), (25, 1, false), (25, 5, true), (26, 1, true), (27, 0, true)]
+        {
+            let release = release(&version(major, minor)).unwrap();
+            assert_eq!(release >= LISTS_CONNECTIONS, asked, "{major}.{minor}");
+        }
+        for odd in [json!(null), json!({ "version": "SPDK v26.05" }), json!({ "fields": 7 })] {
+            assert_eq!(release(&odd), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn the_connections_of_a_lone_controller_are_known() {
+        let controller = |cntlid: u64| json!({ "cntlid": cntlid, "hostnqn": "nqn.h", "num_io_qpairs": 2 });
+        let of = |controllers: serde_json::Value| {
+            let mut directory = Directory::default();
+            directory.add_controllers(&[("nqn.a".to_owned(), controllers), ("nqn.b".to_owned(), json!([]))]);
+            directory.connections.iter().map(|c| (c.subsystem.clone(), c.cntlid, c.qid)).collect::<Vec<_>>()
+        };
+        let each = |qid: u16| ("nqn.a".to_owned(), 7, qid);
+        assert_eq!(of(json!([controller(7)])), [each(0), each(1), each(2)]);
+        // Of two nothing tells whose a connection is.
+        assert_eq!(of(json!([controller(7), controller(8)])), []);
+        assert_eq!(of(json!([{ "cntlid": -1 }])), []);
+        assert_eq!(of(json!(7)), []);
+    }
 
     #[test]
     fn sends_are_expected_where_a_connection_may_leave_the_machine() {

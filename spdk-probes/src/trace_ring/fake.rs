@@ -62,6 +62,8 @@ pub(super) struct Plan {
     /// The host's end.
     pub(super) peer: String,
     pub(super) wrong: Wrong,
+    /// Its release, major and minor.
+    pub(super) release: (u32, u32),
     pub(super) folder: PathBuf,
 }
 
@@ -73,6 +75,11 @@ impl Plan {
             rate: 20_000,
             peer: "127.0.0.1".to_owned(),
             wrong: Wrong::Nothing,
+            release: match generation {
+                Generation::Flags => (24, 1),
+                Generation::File => (26, 1),
+                Generation::Sections => (26, 5),
+            },
             folder: PathBuf::new(),
         }
     }
@@ -375,7 +382,16 @@ impl Target {
         let address = |port: &str, address: &str| json!({ "traddr": address, "trsvcid": port });
         match request["method"].as_str().unwrap_or_default() {
             "rpc_get_methods" => Ok(json!(["rpc_get_methods", "trace_get_info", "trace_set_tpoint_mask"])),
-            "spdk_get_version" => Ok(json!({ "version": "none: a test's fake target" })),
+            "spdk_get_version" => {
+                let (major, minor) = self.plan.release;
+                let fields = json!({ "major": major, "minor": minor });
+                Ok(json!({ "version": "none: a test's fake target", "fields": fields }))
+            }
+            "nvmf_subsystem_get_controllers" => {
+                Ok(json!([{ "cntlid": 7, "hostnqn": "nqn.h", "num_io_qpairs": 1 }]))
+            }
+            // What it does where a connection has not sent its Connect command.
+            "nvmf_subsystem_get_qpairs" if self.plan.release < (25, 5) => std::process::exit(1),
             "trace_get_info" => {
                 let mut info = json!({ "tpoint_shm_path": self.ring.to_str() });
                 for (group, name) in GROUPS {

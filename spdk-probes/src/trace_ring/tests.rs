@@ -402,6 +402,7 @@ mod assembling {
         };
         Directory {
             listeners: Vec::new(),
+            silent: false,
             connections: vec![connection(0, "10.0.0.1:4000"), connection(1, PEER)],
             namespaces: [(("nqn.a".to_owned(), "Malloc0".to_owned()), 3)].into(),
             blocks: [("Malloc0".to_owned(), 512)].into(),

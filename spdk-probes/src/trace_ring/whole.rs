@@ -8,6 +8,7 @@ use run_format::{Boundary, Command, Counters, Nanos, Operation, Source, monotoni
 use serde_json::json;
 
 use self::kept::Kept;
+use super::assemble::NO_CNTLID;
 use super::fake::{Fake, Plan, Wrong, call};
 use super::layout::Generation;
 use super::note::Note;
@@ -116,6 +117,23 @@ fn every_command_of_every_layout_is_recorded_and_the_masks_are_put_back() {
         let named = |boundary| hooks.iter().find(|hook| hook.boundary == boundary).unwrap().clone();
         assert_eq!(named(Boundary::TSubmit).hook.as_deref(), Some("trace ring BDEV_IO_START"));
     }
+}
+
+/// A release that may end when it is asked for its connections is not asked; the ring tells the host's end.
+#[test]
+fn a_target_is_not_asked_what_it_may_not_survive() {
+    let plan = Plan { release: (24, 9), ..Plan::new(Generation::File) };
+    let mut fake = Fake::start(&plan);
+    let process = fake.process();
+    let mut source = attach(&fake).unwrap();
+    let mut kept = Kept::default();
+    poll(&mut source, &mut kept, WHILE).unwrap();
+    source.stop(&mut kept).unwrap();
+    assert_eq!(fake.masks(), [0, 0, 0]);
+    assert!(!process.ended() && honest(&kept).len() > 100);
+    let [queue] = kept.queues.as_slice() else { panic!("{:?}", kept.queues) };
+    assert_eq!((queue.cntlid, queue.subsystem_nqn.as_str()), (NO_CNTLID, "nqn.a"));
+    assert_eq!(queue.host.as_ref().unwrap().port, 4001);
 }
 
 #[test]
