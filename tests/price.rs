@@ -121,12 +121,21 @@ fn a_budget_is_kept_by_windows_or_refused_with_its_figures() -> Result<()> {
         .expect(0, &["kept on average by --window "])?;
     let manifest = Run::open(&run)?.manifest().clone();
     let windows = manifest.windows.context("it was to be windowed")?;
-    ensure!(windows.length_ns * 4 < windows.every_ns, "{windows:?}");
+    ensure!(windows.length_ns * 4 < windows.every_ns && windows.slices > 0, "{windows:?}");
+    let recorded = Run::open(&run)?.manifest().window;
+    let recorded = (recorded.end_ns.0 - recorded.start_ns.0) as f64;
+    ensure!(windows.in_place_ns as f64 / recorded <= 1.02 / 8.0, "{windows:?} in {recorded}");
+
+    // What a window costs on average, a recording that is shorter than its distance from the next does not.
+    let run = here.path().join("short.run");
+    record(pid, &run, &["-d", "400ms", "--max-overhead", &budget])?
+        .expect(1, &["--max-overhead can not be kept in 400ms", "give -d "])?;
+    ensure!(!run.exists());
 
     // Nothing is begun that can not be kept.
     let run = here.path().join("refused.run");
     record(pid, &run, &["-d", "1s", "--max-overhead", "1ns"])?
-        .expect(1, &["--max-overhead 1.0 ns can not be kept: the hooks cost", "allow more"])?;
+        .expect(1, &["can not be kept", "more rarely than each", "allow more"])?;
     ensure!(!run.exists());
     let often = ["-d", "1s", "--max-overhead", "1ns", "--window", "400ms/1s"];
     record(pid, &run, &often)?.expect(1, &["can not be kept", "in windows of 400ms/1s cost", "rarer"])?;
@@ -137,6 +146,24 @@ fn a_budget_is_kept_by_windows_or_refused_with_its_figures() -> Result<()> {
         .expect(1, &["0.01% of 2.00 us for each command, which few commands are below", "can not be kept"])?;
 
     load.unharmed()?;
+    Ok(())
+}
+
+#[test]
+fn a_missing_driver_is_told_before_any_price() -> Result<()> {
+    let (side, modules) = ("host", ["nvme_tcp", "nvme_rdma"]);
+    if modules.iter().any(|module| Path::new("/sys/module").join(module).exists()) {
+        support::skipped("the kernel's driver is loaded here");
+        return Ok(());
+    }
+    let here = tempfile::tempdir()?;
+    let run = here.path().join("a.run").display().to_string();
+    for budget in [None, Some("--max-overhead=2%")] {
+        let arguments = ["record", side, "--kernel", "-o", &run, "-d", "1s"];
+        let said = fabscope(arguments.into_iter().chain(budget))?.expect(1, &[])?;
+        ensure!(!said.stderr.contains("a command costs"), "{said:#?}");
+        ensure!(!Path::new(&run).exists());
+    }
     Ok(())
 }
 
@@ -152,6 +179,7 @@ fn budgets_that_are_none_are_wrong_usage() -> Result<()> {
     for (budget, said) in [
         ("0%", "more than 0%"),
         ("-2%", "more than 0%"),
+        ("-1", "less than nothing"),
         ("300%", "at most 100%"),
         ("lots", "no unit of a budget"),
         ("1", "has no unit"),
