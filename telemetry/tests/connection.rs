@@ -241,22 +241,25 @@ fn a_real_spdk_target_tells_of_its_reactors_and_bdevs() {
     let subject = Subject { pid: Some(target.0.id()), rpc: vec![socket], ..Subject::default() };
     let (status, values) = sampled(subject, || std::thread::sleep(Duration::from_millis(4_500)));
     assert_eq!(state(&status, "spdk"), &State::Sampling);
+    assert_eq!(state(&status, "reactors"), &State::Sampling);
+    let samples = |name: &str| status.collectors.iter().find(|c| c.about.name == name).unwrap().samples;
+    assert!((3..=6).contains(&samples("reactors")), "{}", samples("reactors"));
+    assert!((1..=2).contains(&samples("spdk")), "{}", samples("spdk"));
     let spdk = status.collectors.iter().find(|c| c.about.name == "spdk").unwrap();
-    assert!((3..=6).contains(&spdk.samples), "{}", spdk.samples);
     println!("{} samples, {:?} of CPU here; lacks {:?}", spdk.samples, spdk.cpu, spdk.lacks);
-    let of = |object: &str, metric: &str| {
-        let key = ("spdk".to_owned(), object.to_owned(), metric.to_owned());
+    let of = |collector: &str, object: &str, metric: &str| {
+        let key = (collector.to_owned(), object.to_owned(), metric.to_owned());
         values.get(&key).unwrap_or_else(|| panic!("{key:?} in {:?}", values.keys())).clone()
     };
     let time = |metric: &str| {
-        let values: Vec<f64> = of("lcore 0", metric).into_iter().flatten().collect();
+        let values: Vec<f64> = of("reactors", "lcore 0", metric).into_iter().flatten().collect();
         values.last().unwrap() - values[0]
     };
     // Busy and idle together are the time that passed: at least three seconds between the first and the last.
-    let all = time("reactor_busy") + time("reactor_idle");
+    let all = time("busy") + time("idle");
     assert!((2e9..6e9).contains(&all), "{all}");
-    assert_eq!(of("Malloc0", "bdev_writes"), [Some(0.0)]);
-    assert!(of("app_thread", "thread_busy").len() > 2);
+    assert_eq!(of("spdk", "Malloc0", "bdev_writes"), [Some(0.0)]);
+    assert!(of("spdk", "app_thread", "thread_busy")[0] > Some(0.0));
     assert!(
         values
             .keys()

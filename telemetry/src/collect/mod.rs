@@ -14,6 +14,7 @@ mod pcie;
 mod pressure;
 mod queues;
 mod rdma;
+mod reactors;
 mod rpc;
 mod sched;
 mod smart;
@@ -46,6 +47,7 @@ pub(crate) const ABOUT: &[&About] = &[
     &smart::ABOUT,
     &pcie::ABOUT,
     &hwmon::ABOUT,
+    &reactors::ABOUT,
     &spdk::ABOUT,
     &gpu::ABOUT,
 ];
@@ -136,6 +138,7 @@ pub fn open(places: &Places, subject: &Subject) -> Vec<(&'static About, Opened)>
         (&smart::ABOUT, boxed(smart::Smart::open(places))),
         (&pcie::ABOUT, boxed(pcie::Pcie::open(places))),
         (&hwmon::ABOUT, boxed(hwmon::Hwmon::open(places))),
+        (&reactors::ABOUT, boxed(reactors::open(places, subject))),
         (&spdk::ABOUT, boxed(spdk::Spdk::open(places, subject))),
         (&gpu::ABOUT, boxed(gpu::Gpu::open(places))),
     ]

@@ -1,7 +1,8 @@
 //! What an SPDK target counts of itself, over its JSON-RPC (SPDK's `doc/jsonrpc.md`).
 //!
 //! The target answers on its app thread, mostly on a reactor that also serves I/O, and most of these methods visit
-//! every thread once. So they are asked seldom: once a second at most.
+//! every thread once: an answer was measured to take a tenth to a fifth of a millisecond of that reactor, in which the
+//! commands on it wait. So they are asked seldom: the reactors' times once a second, all else every five.
 
 use super::rpc::{Rpc, RpcError};
 use super::{Collector, Lack, Places, Subject};
@@ -14,10 +15,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 metrics! {
-    ReactorBusy = "reactor_busy", "ns", Counter64, "a reactor's time in which its pollers did something (object: `lcore N`)";
-    ReactorIdle = "reactor_idle", "ns", Counter64, "a reactor's time in which its pollers found nothing";
-    ReactorThreads = "reactor_threads", "", Gauge, "SPDK threads on the reactor";
-    ReactorInterrupt = "reactor_in_interrupt", "", Gauge, "1 where the reactor sleeps until an interrupt and does not poll";
     ThreadBusy = "thread_busy", "ns", Counter64, "an SPDK thread's time in which its pollers did something (object: the thread)";
     ThreadIdle = "thread_idle", "ns", Counter64, "an SPDK thread's time in which its pollers found nothing";
     ThreadPollers = "thread_active_pollers", "", Gauge, "pollers that run each time";
@@ -40,20 +37,19 @@ metrics! {
 
 pub(super) const ABOUT: About = About {
     name: "spdk",
-    source: "framework_get_reactors, thread_get_stats, nvmf_get_stats, bdev_get_iostat, iobuf_get_stats over the RPC socket",
+    source: "thread_get_stats, nvmf_get_stats, bdev_get_iostat, iobuf_get_stats over the RPC socket",
     object: "as each metric says",
-    at_most_every: Some(Duration::from_secs(1)),
+    at_most_every: Some(Duration::from_secs(5)),
     waits: true,
     metrics: METRICS,
     further: "",
     lacks: "where the kernel is recorded or the process has no RPC socket; methods that its version has not; transport_pending_buffers for TCP, which has none (`buffer_waits` of nvmf_TCP tells)",
 };
 
-/// Takes a method's answer.
-type Take = fn(&Value, &mut Rows);
+/// A method, and what takes its answer.
+pub(super) type Method = (&'static str, fn(&Value, &mut Rows));
 
-const METHODS: [(&str, Take); 5] = [
-    ("framework_get_reactors", reactors),
+const METHODS: &[Method] = &[
     ("thread_get_stats", threads),
     ("nvmf_get_stats", poll_groups),
     ("bdev_get_iostat", bdevs),
@@ -63,20 +59,31 @@ const METHODS: [(&str, Take); 5] = [
 /// Calls in a row that may come to nothing.
 const FAILURES: u32 = 3;
 
-/// The collector.
+/// A collector that calls some methods each time.
 #[derive(Debug)]
 pub(super) struct Spdk {
+    about: &'static About,
+    methods: &'static [Method],
     /// Sockets that may be the one, until one has answered.
     candidates: Vec<PathBuf>,
     path: PathBuf,
     rpc: Option<Rpc>,
-    refused: [bool; METHODS.len()],
+    refused: Vec<bool>,
     failures: u32,
 }
 
 impl Spdk {
     /// Nothing is asked yet: a socket that does not answer would hold up the recording.
     pub(super) fn open(places: &Places, subject: &Subject) -> Result<Spdk, Lack> {
+        Spdk::of(&ABOUT, METHODS, places, subject)
+    }
+
+    pub(super) fn of(
+        about: &'static About,
+        methods: &'static [Method],
+        places: &Places,
+        subject: &Subject,
+    ) -> Result<Spdk, Lack> {
         let pid = subject.pid.ok_or_else(|| Lack("the kernel is recorded, not SPDK".to_owned()))?;
         let mut candidates = subject.rpc.clone();
         if candidates.is_empty() {
@@ -85,7 +92,8 @@ impl Spdk {
         if candidates.is_empty() {
             return Err(Lack("the process listens on no UNIX socket, so it answers no SPDK RPC".to_owned()));
         }
-        Ok(Spdk { candidates, path: PathBuf::new(), rpc: None, refused: [false; METHODS.len()], failures: 0 })
+        let refused = vec![false; methods.len()];
+        Ok(Spdk { about, methods, candidates, path: PathBuf::new(), rpc: None, refused, failures: 0 })
     }
 
     /// Finds the socket that answers.
@@ -150,7 +158,7 @@ fn answers(path: &Path) -> Result<Rpc, Lack> {
 
 impl Collector for Spdk {
     fn about(&self) -> &'static About {
-        &ABOUT
+        self.about
     }
 
     fn sample(&mut self, _: Nanos, rows: &mut Rows) -> Result<(), Lack> {
@@ -168,7 +176,7 @@ impl Collector for Spdk {
             }
         }
         let Some(rpc) = &mut self.rpc else { return Ok(()) };
-        for ((method, take), refused) in METHODS.iter().zip(&mut self.refused) {
+        for ((method, take), refused) in self.methods.iter().zip(&mut self.refused) {
             if *refused {
                 continue;
             }
@@ -190,7 +198,7 @@ impl Collector for Spdk {
     }
 }
 
-fn list<'a>(of: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {
+pub(super) fn list<'a>(of: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {
     of.get(name).and_then(Value::as_array).into_iter().flatten()
 }
 
@@ -207,7 +215,13 @@ fn counts(of: &Value, object: ObjectId, metrics: &[(M, &str)], rows: &mut Rows) 
 }
 
 /// Ticks as nanoseconds, by the rate that the answer tells.
-fn times(answer: &Value, of: &Value, object: ObjectId, metrics: &[(M, &str)], rows: &mut Rows) {
+pub(super) fn times<M: Copy + Into<u16>>(
+    answer: &Value,
+    of: &Value,
+    object: ObjectId,
+    metrics: &[(M, &str)],
+    rows: &mut Rows,
+) {
     let Some(rate) = answer.get("tick_rate").and_then(Value::as_u64).filter(|rate| *rate > 0) else { return };
     for (metric, name) in metrics {
         if let Some(ticks) = of.get(name).and_then(Value::as_u64) {
@@ -215,20 +229,6 @@ fn times(answer: &Value, of: &Value, object: ObjectId, metrics: &[(M, &str)], ro
             if let Ok(ns) = u64::try_from(ns) {
                 rows.put(object, *metric, value(ns));
             }
-        }
-    }
-}
-
-fn reactors(answer: &Value, rows: &mut Rows) {
-    for reactor in list(answer, "reactors") {
-        let Some(core) = reactor.get("lcore").and_then(Value::as_u64) else { continue };
-        let Some(object) = rows.object(&format!("lcore {core}")) else { return };
-        times(answer, reactor, object, &[(M::ReactorBusy, "busy"), (M::ReactorIdle, "idle")], rows);
-        if let Some(threads) = reactor.get("lw_threads").and_then(Value::as_array) {
-            rows.count(object, M::ReactorThreads, threads.len() as u64);
-        }
-        if let Some(sleeps) = reactor.get("in_interrupt").and_then(Value::as_bool) {
-            rows.count(object, M::ReactorInterrupt, u64::from(sleeps));
         }
     }
 }
@@ -301,9 +301,6 @@ mod tests {
     fn answer(method: &str) -> Option<&'static str> {
         Some(match method {
             "spdk_get_version" => r#"{"version":"SPDK v26.05"}"#,
-            "framework_get_reactors" => {
-                r#"{"tick_rate":2000000000,"pid":1,"reactors":[{"lcore":3,"busy":4000000000,"idle":18446744073709551615,"in_interrupt":false,"lw_threads":[{"name":"app_thread"}]}]}"#
-            }
             "thread_get_stats" => {
                 r#"{"tick_rate":2000000000,"threads":[{"name":"app_thread","busy":10,"idle":20,"active_pollers_count":2}]}"#
             }
@@ -343,8 +340,6 @@ mod tests {
         }
         let found = values(&rows);
         for (object, metric, value) in [
-            ("lcore 3", "reactor_busy", 2e9),
-            ("lcore 3", "reactor_threads", 1.0),
             ("app_thread", "thread_idle", 10.0),
             ("g0", "io_qpairs", 4.0),
             ("g0 RDMA", "transport_pending_buffers", 12.0),
