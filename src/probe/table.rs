@@ -455,7 +455,7 @@ mod tests {
             "    not fentry a: the kernel has it not\n    below: tracepoint c (not here); uprobe f\n"
         );
         text.clear();
-        rungs(&mut text, &ladder);
+        rungs(&mut text, &ladder, &Hits(None));
         for line in [
             "  - 0 uprobe f, fentry a",
             "  * 1 uprobe f, raw",
