@@ -117,12 +117,16 @@ pub struct WindowFigures {
     pub every_ns: u64,
     /// How many there were.
     pub slices: u64,
-    /// How many were left out, because the probes were not in place in time.
+    /// How many were left out: the probes were not in place in time, or a budget did not allow it.
     pub skipped: u64,
     /// How long the probes were armed, seconds: rates of this side's commands are those of this time.
     pub armed_seconds: f64,
     /// That as a share of the recording.
     pub share: f64,
+    /// How long probes were in place altogether, also before and after the slices, seconds; absent where the run does not
+    /// tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub in_place_seconds: Option<f64>,
 }
 
 impl WindowFigures {
@@ -136,6 +140,7 @@ impl WindowFigures {
             skipped: windows.skipped,
             armed_seconds: windows.armed_ns as f64 / 1e9,
             share: windows.armed_ns as f64 / whole as f64,
+            in_place_seconds: (windows.in_place_ns > 0).then_some(windows.in_place_ns as f64 / 1e9),
         })
     }
 }

@@ -167,8 +167,11 @@ fn write_windows(out: &mut String, windows: &WindowFigures) -> std::fmt::Result 
         span(windows.armed_seconds),
         windows.share * 1e2
     )?;
+    if let Some(seconds) = windows.in_place_seconds {
+        write!(out, " (probes in place for {})", span(seconds))?;
+    }
     if windows.skipped > 0 {
-        write!(out, "; {} left out, not armed in time", count(windows.skipped))?;
+        write!(out, "; {} left out, not armed in time or beyond the budget", count(windows.skipped))?;
     }
     writeln!(out)
 }
