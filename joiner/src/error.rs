@@ -84,6 +84,16 @@ pub enum Error {
         /// What is needed, MiB.
         needed: u64,
     },
+    /// The threads that read and join runs could not be made.
+    #[error(
+        "{threads} threads are needed to read runs and could not be made: {source}; let the user have more (ulimit -u, the service's TasksMax, the container's pids limit), or set RAYON_NUM_THREADS=1 and POLARS_MAX_THREADS=1 to need fewer"
+    )]
+    Threads {
+        /// How many.
+        threads: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// What was given to compare is no run and holds no pair of runs.
     #[error("{given}: {why}")]
     Input {

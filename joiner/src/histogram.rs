@@ -62,7 +62,9 @@ impl Histogram {
         if self.counts.is_empty() && self.plain.len() < PLAIN {
             self.plain.push(value);
         } else {
-            self.spread();
+            if !self.plain.is_empty() {
+                self.spread();
+            }
             self.count_in(bucket(value), 1);
         }
     }

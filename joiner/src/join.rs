@@ -2,7 +2,7 @@
 //! accounts for every command that it sets aside.
 
 use crate::clock::{self, Clock, Keys, Search};
-use crate::describe::{describe, describe_of, wall_clock};
+use crate::describe::{describe_of, wall_clock};
 use crate::error::Error;
 use crate::lanes::{Item, Lanes, lane};
 use crate::matching::{self, Fate, Matching};
@@ -10,6 +10,7 @@ use crate::model::{Stages, SubStage, Terms, filled, is_of_r2t};
 use crate::order;
 use crate::queues::{Link, LinkedBy, Links, link};
 use crate::recording::{NONE, Recording};
+use crate::threads;
 use rayon::prelude::*;
 use run_format::{Boundary, Cid, Command, Manifest, Nanos, Run, Side, sampling};
 use std::collections::BTreeMap;
@@ -187,6 +188,7 @@ pub struct Joined {
 /// [`Error::SameSide`], [`Error::WrongSide`] (the runs are given the wrong way round), [`Error::NoSharedQueue`],
 /// [`Error::NoOverlap`], [`Error::TooMany`], or what reading a run ended with.
 pub fn join(host: &Run, target: &Run, options: &JoinOptions) -> Result<Joined, Error> {
+    threads::ready()?;
     let (host, target) = rayon::join(|| Recording::read(host), || Recording::read(target));
     join_recordings(host?, target?, options)
 }
@@ -196,24 +198,30 @@ pub(crate) fn join_recordings(
     target: Recording,
     options: &JoinOptions,
 ) -> Result<Joined, Error> {
-    let (links, notes) = linked(&host, &target)?;
+    let (links, notes) = linked(&host, &target, (host.len() as u64, target.len() as u64))?;
     join_linked(host, target, links, notes, options)
 }
 
-/// The queues that both runs have, and what is to be noted of the others.
-pub(crate) fn linked(host: &Recording, target: &Recording) -> Result<(Links, Vec<String>), Error> {
+/// The queues that both runs have, and what is to be noted of the others. `rows`: the commands of each run, which need
+/// not be in memory.
+pub(crate) fn linked(
+    host: &Recording,
+    target: &Recording,
+    rows: (u64, u64),
+) -> Result<(Links, Vec<String>), Error> {
+    let (of_host, of_target) = (|| describe_of(host, rows.0), || describe_of(target, rows.1));
     match (host.manifest.side, target.manifest.side) {
         (Side::Host, Side::Target) => {}
         (Side::Target, Side::Host) => {
-            return Err(Error::WrongSide { wanted: Side::Host, run: describe(host) });
+            return Err(Error::WrongSide { wanted: Side::Host, run: of_host() });
         }
         (side, _) => {
-            return Err(Error::SameSide { side, first: describe(host), second: describe(target) });
+            return Err(Error::SameSide { side, first: of_host(), second: of_target() });
         }
     }
     let links = link(&host.queues, &target.queues);
     if links.links.is_empty() {
-        return Err(Error::NoSharedQueue { host: describe(host), target: describe(target) });
+        return Err(Error::NoSharedQueue { host: of_host(), target: of_target() });
     }
     let mut notes = Vec::new();
     if links.unclear > 0 {

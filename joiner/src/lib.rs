@@ -28,6 +28,7 @@ pub mod synthetic;
 mod table;
 #[cfg(test)]
 mod tests;
+mod threads;
 
 pub use compare::{
     BoundaryPair, COMPARE_SCHEMA, Cell, ClassComparison, ClassName, CompareOptions, Comparison, Difference,

@@ -27,6 +27,7 @@ use crate::report::{
     FORMAT, Groups, Report, ReportOptions, SeenByHost, host_alone, host_report, join_figures, one_class,
     one_sides_notes, pair_class, report, run_figures_of, target_alone, target_report, why_nothing_of,
 };
+use crate::threads;
 use polars::prelude::{DataFrame, ParallelStrategy, ParquetReader, SerReader};
 use rayon::prelude::*;
 use run_format::{Boundary, Command, Run, Side};
@@ -47,8 +48,8 @@ pub struct Bounds<'a> {
 impl Bounds<'_> {
     /// The memory that is taken where nothing else was said: 2 GiB.
     pub const MEMORY: u64 = 2 << 30;
-    /// The least that can be worked with: 64 MiB.
-    pub const LEAST: u64 = 64 << 20;
+    /// The least that can be worked with: 128 MiB.
+    pub const LEAST: u64 = 128 << 20;
 }
 
 impl Default for Bounds<'_> {
@@ -63,6 +64,8 @@ impl std::fmt::Debug for Bounds<'_> {
     }
 }
 
+/// What is taken whatever the runs are, by the program and its threads, and by what a segment is read with: bytes.
+const FIXED: u64 = 64 << 20;
 /// What a command of either side takes while runs are held whole and joined, measured: bytes.
 const WHOLE: u64 = 280;
 /// What a command of a part takes, with all that is made of it: bytes.
@@ -88,6 +91,7 @@ pub fn report_within(
     options: &ReportOptions,
     bounds: &Bounds<'_>,
 ) -> Result<Report, Error> {
+    threads::ready()?;
     let size = Size::of(bounds.memory);
     if rows_of(host)?.saturating_add(rows_of(target)?) <= size.whole {
         return report(&join(host, target, joining)?, options);
@@ -100,6 +104,7 @@ pub fn report_within(
 /// # Errors
 /// As theirs.
 pub fn report_alone_within(run: &Run, options: &ReportOptions, bounds: &Bounds<'_>) -> Result<Report, Error> {
+    threads::ready()?;
     let size = Size::of(bounds.memory);
     if rows_of(run)? > size.whole {
         return alone_in_parts(run, options, &size, bounds.progress);
@@ -133,15 +138,16 @@ pub(crate) struct Size {
 impl Size {
     fn of(memory: u64) -> Size {
         let memory = memory.max(Bounds::LEAST);
-        let rows = (memory / 4 / PART) as usize;
+        let free = memory - FIXED;
+        let rows = (free / 4 / PART) as usize;
         Size {
-            whole: memory / WHOLE,
+            whole: free / WHOLE,
             chunk: (rows / 4).clamp(1 << 10, CHUNK),
             round: rows.min(ROUND),
             left: rows / 2,
-            searched: (memory / 8 / 256).min(SEARCHED),
-            deferred: (memory / 32 / 16) as usize,
-            classes: (memory / 4) as usize,
+            searched: (free / 8 / 256).min(SEARCHED),
+            deferred: (free / 32 / 16) as usize,
+            classes: (free / 4) as usize,
             memory,
         }
     }
@@ -189,6 +195,13 @@ fn read(run: &Run, chunk: Chunk, columns: &[&str]) -> Result<DataFrame, Error> {
             .finish()
     };
     frame().map_err(polars(format!("read {}", path.display())))
+}
+
+/// Whether the first commands of a run have places in the TCP stream.
+fn has_places(run: &Run, size: &Size) -> Result<bool, Error> {
+    let Some(&first) = chunks(run, size.chunk.min(1 << 12))?.first() else { return Ok(false) };
+    let frame = read(run, first, &["stream_position"])?;
+    Ok(frame.column("stream_position").is_ok_and(|places| places.null_count() < places.len()))
 }
 
 /// What the survey tells of one chunk.
@@ -266,14 +279,17 @@ impl Surveyor<'_> {
             Side::Host => (Boundary::HSent, Boundary::HRecv),
             Side::Target => (Boundary::TRecv, Boundary::TSent),
         };
-        let mut columns = IDENTITY.to_vec();
+        // What is matched on one clock needs no search, and so nothing by which commands are told apart.
+        let searched = self.keep.one_in < u32::MAX;
+        let identity = if searched { &IDENTITY[..] } else { &["queue", "flags", "stream_position"] };
+        let mut columns = identity.to_vec();
         columns.extend([begin.name(), end.name()]);
         let mut frame = read(self.run, chunk, &columns)?;
         let whole =
             |frame: &DataFrame, b: Boundary| frame.column(b.name()).is_ok_and(|c| c.null_count() == 0);
         if !whole(&frame, begin) || !whole(&frame, end) {
             // Others stand for them.
-            columns.truncate(IDENTITY.len());
+            columns.truncate(identity.len());
             columns.extend(Boundary::of(side).map(Boundary::name));
             frame = read(self.run, chunk, &columns)?;
         }
@@ -313,7 +329,7 @@ impl Surveyor<'_> {
             end: last,
             no_cid: rows.flags.iter().any(|flags| flags & Command::NO_CID != 0),
             without_place,
-            items: self.keep.items(&rows, &mut fates),
+            items: if searched { self.keep.items(&rows, &mut fates) } else { Vec::new() },
         })
     }
 }
@@ -370,17 +386,18 @@ fn in_parts(
     size: &Size,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Report, Error> {
+    threads::keep_memory(size.memory);
     // Whatever is wrong with the columns is told by them.
     let _ = (host_run.commands()?, target_run.commands()?);
     let (host, target) = (Recording::empty(host_run)?, Recording::empty(target_run)?);
-    let (links, mut notes) = linked(&host, &target)?;
     let (host_rows, target_rows) = (rows_of(host_run)?, rows_of(target_run)?);
+    let (links, mut notes) = linked(&host, &target, (host_rows, target_rows))?;
     let counter = Counter { done: AtomicU64::new(0), of: 2 * (host_rows + target_rows), tell: progress };
     let too_large = |why: &str| Error::Memory {
         runs: format!("{}\n  {}", describe_of(&host, host_rows), describe_of(&target, target_rows)),
         why: why.to_owned(),
         limit: size.memory >> 20,
-        needed: ((host_rows + target_rows) * WHOLE).div_ceil(1 << 20),
+        needed: ((host_rows + target_rows) * WHOLE + FIXED).div_ceil(1 << 20),
     };
 
     let one_in = host.manifest.one_in.max(target.manifest.one_in).max(1);
@@ -388,14 +405,21 @@ fn in_parts(
     let sparser = u32::try_from(host_rows.min(target_rows).div_ceil(size.searched)).unwrap_or(u32::MAX);
     let searched = if shared { u32::MAX } else { one_in.saturating_mul(sparser.max(1)) };
     let runs = [(host_run, &host), (target_run, &target)];
-    let mut exact: Vec<bool> = links.links.iter().map(|l| l.by == LinkedBy::Port).collect();
-    let [mut h, mut t] = survey(runs, &links, &exact, searched, size, &counter)?;
+    let by_port: Vec<bool> = links.links.iter().map(|l| l.by == LinkedBy::Port).collect();
+    // Mostly either all commands of a run have a place in the TCP stream or none has, so its first ones tell. Where they
+    // told wrongly, the survey is done again.
+    let supposed = match has_places(host_run, size)? && has_places(target_run, size)? {
+        true => by_port.clone(),
+        false => vec![false; by_port.len()],
+    };
+    let [mut h, mut t] = survey(runs, &links, &supposed, searched, size, &counter)?;
     if t.chunks.iter().any(|c| c.no_cid) {
         return Err(too_large(
-            "the target's commands have no cids, and are matched by their order in the whole run",
+            "the target's commands have no cids, and are matched by their order in the whole run, which --source hybrid \
+             spares; or record for a shorter time",
         ));
     }
-    let supposed = exact.clone();
+    let mut exact = by_port;
     for &link in h.chunks.iter().chain(&t.chunks).flat_map(|c| &c.without_place) {
         exact[link as usize] = false;
     }
@@ -827,6 +851,7 @@ fn alone_in_parts(
     size: &Size,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Report, Error> {
+    threads::keep_memory(size.memory);
     let _ = run.commands()?;
     let empty = Recording::empty(run)?;
     let side = empty.manifest.side;

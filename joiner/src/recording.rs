@@ -2,6 +2,7 @@
 //! nothing else.
 
 use crate::error::{Error, polars};
+use crate::threads;
 use polars::prelude::{ChunkedArray, Column, DataFrame, PolarsNumericType, col};
 use run_format::{Boundary, Hook, Manifest, Queue, QueueId, Run, Side, Transport, Window};
 use std::collections::BTreeMap;
@@ -70,6 +71,7 @@ impl Recording {
     /// # Errors
     /// What reading its queues ended with.
     pub(crate) fn empty(run: &Run) -> Result<Recording, Error> {
+        threads::ready()?;
         let (directory, broken) = (run.directory().to_owned(), run.broken_segments().len());
         let mut recording =
             Recording::without_commands(directory, run.manifest().clone(), run.queues()?, broken);

@@ -1,6 +1,7 @@
 //! The run directory: what is written reads back, whole, cut short, damaged or foreign.
 #![allow(clippy::unwrap_used)] // the helpers of tests, too
 
+use polars::prelude::{DataFrame, col, lit};
 use proptest::prelude::*;
 use run_format::{
     Boundary, Cid, Command, Counters, Endpoint, Error, Kind, Machine, Manifest, Nanos, Queue, QueueId, Run,
@@ -86,7 +87,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
     fn every_field_of_every_command_comes_back(
-        commands in proptest::collection::vec(arbitrary_command(), 0..50),
+        commands in proptest::collection::vec(arbitrary_command(), 0..600),
         host in any::<bool>(),
     ) {
         let side = if host { Side::Host } else { Side::Target };
@@ -145,6 +146,29 @@ proptest! {
         prop_assert_eq!(run.broken_segments(), [cut]);
         prop_assert_eq!(count(&run), 100);
     }
+}
+
+/// Of more than a row group: whole, part of it, and what a condition keeps.
+#[test]
+fn a_large_segment_comes_back() {
+    const COMMANDS: u64 = 300_000;
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("x.run");
+    write(&path, COMMANDS);
+    let run = Run::open(&path).unwrap();
+    let sum = |frame: &DataFrame, name: &str| match name {
+        "slba" => frame.column(name).unwrap().u64().unwrap().iter().map(|v| v.unwrap()).sum::<u64>(),
+        _ => frame.column(name).unwrap().i64().unwrap().iter().map(|v| v.unwrap() as u64).sum(),
+    };
+    let all = (0..COMMANDS).sum::<u64>();
+    let frame = run.commands().unwrap().collect().unwrap();
+    assert_eq!((sum(&frame, "slba"), sum(&frame, "h_queued")), (all, all + 1_000 * COMMANDS));
+    let part = run.commands().unwrap().slice(262_000, 300).collect().unwrap();
+    assert_eq!(sum(&part, "slba"), (262_000..262_300).sum::<u64>());
+    let late = || col("h_queued").gt_eq(lit(1_000i64 + COMMANDS as i64 - 7));
+    let late =
+        run.commands().unwrap().filter(late()).select([col("slba"), col("h_queued")]).collect().unwrap();
+    assert_eq!((late.height(), sum(&late, "slba")), (7, (COMMANDS - 7..COMMANDS).sum::<u64>()));
 }
 
 #[test]
