@@ -8,10 +8,10 @@ use serde_json::Value;
 use std::time::Duration;
 
 metrics! {
-    ReactorBusy = "busy", "ns", Counter64, "time in which its pollers did something";
-    ReactorIdle = "idle", "ns", Counter64, "time in which its pollers found nothing";
-    ReactorThreads = "threads", "", Gauge, "SPDK threads on it";
-    ReactorInterrupt = "in_interrupt", "", Gauge, "1 where it sleeps until an interrupt and does not poll";
+    Busy = "busy", "ns", Counter64, "time in which its pollers did something";
+    Idle = "idle", "ns", Counter64, "time in which its pollers found nothing";
+    Threads = "threads", "", Gauge, "SPDK threads on it";
+    Interrupt = "in_interrupt", "", Gauge, "1 where it sleeps until an interrupt and does not poll";
 }
 
 pub(super) const ABOUT: About = About {
@@ -35,12 +35,12 @@ fn reactors(answer: &Value, rows: &mut Rows) {
     for reactor in list(answer, "reactors") {
         let Some(core) = reactor.get("lcore").and_then(Value::as_u64) else { continue };
         let Some(object) = rows.object(&format!("lcore {core}")) else { return };
-        times(answer, reactor, object, &[(M::ReactorBusy, "busy"), (M::ReactorIdle, "idle")], rows);
+        times(answer, reactor, object, &[(M::Busy, "busy"), (M::Idle, "idle")], rows);
         if let Some(threads) = reactor.get("lw_threads").and_then(Value::as_array) {
-            rows.count(object, M::ReactorThreads, threads.len() as u64);
+            rows.count(object, M::Threads, threads.len() as u64);
         }
         if let Some(sleeps) = reactor.get("in_interrupt").and_then(Value::as_bool) {
-            rows.count(object, M::ReactorInterrupt, u64::from(sleeps));
+            rows.count(object, M::Interrupt, u64::from(sleeps));
         }
     }
 }
