@@ -5,7 +5,8 @@ use crate::clock::Clock;
 use crate::histogram::Histogram;
 use crate::join::{Aside, around, judge, on_the_wire, passes};
 use crate::recording::Recording;
-use crate::report::{Class, Columns, Groups, Key, ReportOptions, fill, width};
+use crate::report::{Class, Columns, Groups, Key, ReportOptions, began, fill, width};
+use crate::tails::{PARTS, Slowest, Timed};
 use run_format::Boundary;
 use std::collections::HashMap;
 
@@ -17,13 +18,24 @@ pub(crate) struct Classes {
     /// Most loads have few classes: finding one of the first few takes no hashing.
     first: Vec<(Key, usize)>,
     figures: Vec<Vec<Histogram>>,
+    slowest: Vec<Slowest>,
+    /// What a class keeps of its slowest when it begins.
+    all_slowest: Slowest,
     counts: Vec<u64>,
 }
 
 impl Classes {
-    /// Of commands with so many figures each.
-    pub(crate) fn new(width: usize) -> Classes {
-        Classes { width, numbers: HashMap::new(), first: Vec::new(), figures: Vec::new(), counts: Vec::new() }
+    /// Of at most so many commands with so many figures each.
+    pub(crate) fn new(width: usize, commands: u64) -> Classes {
+        Classes {
+            width,
+            numbers: HashMap::new(),
+            first: Vec::new(),
+            figures: Vec::new(),
+            slowest: Vec::new(),
+            all_slowest: Slowest::of(commands),
+            counts: Vec::new(),
+        }
     }
 
     fn number(&mut self, key: Key) -> usize {
@@ -34,6 +46,7 @@ impl Classes {
         let number = *self.numbers.entry(key).or_insert(next);
         if number == next {
             self.figures.push(vec![Histogram::default(); self.width]);
+            self.slowest.push(self.all_slowest.clone());
             self.counts.push(0);
             if self.first.len() < 8 {
                 self.first.push((key, number));
@@ -42,10 +55,14 @@ impl Classes {
         number
     }
 
-    /// Adds a command.
-    pub(crate) fn add(&mut self, key: Key, row: &[i64]) {
+    /// Adds a command that came at this time.
+    pub(crate) fn add(&mut self, key: Key, at: impl FnOnce() -> i64, row: &[i64]) {
         let number = self.number(key);
         self.counts[number] += 1;
+        let slowest = &mut self.slowest[number];
+        if row.first().is_some_and(|&latency| slowest.takes(latency)) {
+            slowest.add(Timed::of(at(), row.get(..1 + PARTS).unwrap_or(row)));
+        }
         for (figure, &value) in self.figures[number].iter_mut().zip(row) {
             figure.add(value);
         }
@@ -56,6 +73,7 @@ impl Classes {
         for (&key, &theirs) in &other.numbers {
             let ours = self.number(key);
             self.counts[ours] += other.counts[theirs];
+            self.slowest[ours].merge(&other.slowest[theirs]);
             for (figure, more) in self.figures[ours].iter_mut().zip(&other.figures[theirs]) {
                 figure.merge(more);
             }
@@ -69,7 +87,20 @@ impl Classes {
 
     /// Bytes that it holds.
     pub(crate) fn bytes(&self) -> usize {
-        self.figures.iter().flatten().map(Histogram::bytes).sum()
+        self.figures.iter().flatten().map(Histogram::bytes).sum::<usize>() + self.slowest_bytes()
+    }
+
+    fn slowest_bytes(&self) -> usize {
+        self.slowest.iter().map(Slowest::bytes).sum()
+    }
+
+    /// Keeps fewer of the slowest commands, so that they take no more than this where that is possible.
+    pub(crate) fn fit_slowest(&mut self, bytes: usize) {
+        while self.slowest_bytes() > bytes && self.all_slowest.halve() {
+            self.slowest.iter_mut().for_each(|slowest| {
+                slowest.halve();
+            });
+        }
     }
 
     /// The classes in order, each made from its key, its commands and its figures.
@@ -79,7 +110,7 @@ impl Classes {
         numbers.sort_unstable();
         let class = |(key, number): (Key, usize)| {
             let distributions = self.figures[number].iter().map(Histogram::distribution).collect();
-            make(key, self.counts[number], Columns::of(distributions))
+            make(key, self.counts[number], Columns::of(distributions, self.slowest[number].clone()))
         };
         numbers.into_iter().map(class).collect()
     }
@@ -109,10 +140,10 @@ pub(crate) struct Pairs {
 pub(crate) const SAMPLE: u64 = 65_536;
 
 impl Pairs {
-    /// Of about so many pairs.
-    pub(crate) fn new(options: &ReportOptions, expected: u64) -> Pairs {
+    /// Of about so many pairs, of a run of at most so many.
+    pub(crate) fn new(options: &ReportOptions, expected: u64, all: u64) -> Pairs {
         Pairs {
-            classes: Classes::new(width(options)),
+            classes: Classes::new(width(options), all),
             joined: 0,
             aside: Aside::default(),
             passed: [(0, 0); Boundary::ALL.len()],
@@ -154,7 +185,7 @@ impl Pairs {
             };
             let offset = || clock.offset(on_the_wire(target, t).0);
             fill(&mut self.row, &terms, &stages, offset);
-            self.classes.add(groups.key(host, h), &self.row);
+            self.classes.add(groups.key(host, h), || began(host, h), &self.row);
             self.joined += 1;
             for &b in lacking {
                 if let Some(has) = passes(b, host, h, target, t) {

@@ -23,9 +23,11 @@ mod random;
 mod recording;
 mod report;
 mod stats;
+mod student;
 #[cfg(any(test, feature = "synthetic"))]
 pub mod synthetic;
 mod table;
+mod tails;
 #[cfg(test)]
 mod tests;
 mod threads;
@@ -44,3 +46,4 @@ pub use report::{
     Class, FioFigures, GroupBy, Report, ReportOptions, SCHEMA, host_report, report, target_report,
 };
 pub use stats::Distribution;
+pub use tails::{Cause, Otherwise, Tail};

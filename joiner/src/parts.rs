@@ -24,8 +24,9 @@ use crate::model::is_of_r2t;
 use crate::queues::{LinkedBy, Links};
 use crate::recording::{IDENTITY, NONE, Recording};
 use crate::report::{
-    FORMAT, Groups, Report, ReportOptions, SeenByHost, host_alone, host_report, join_figures, one_class,
-    one_sides_notes, pair_class, report, run_figures_of, target_alone, target_report, why_nothing_of,
+    FORMAT, Groups, Report, ReportOptions, SeenByHost, began, host_alone, host_report, join_figures,
+    one_class, one_sides_notes, pair_class, report, run_figures_of, target_alone, target_report,
+    why_nothing_of,
 };
 use crate::threads;
 use polars::prelude::{DataFrame, ParallelStrategy, ParquetReader, SerReader};
@@ -461,7 +462,7 @@ fn in_parts(
         ],
         matcher: line.as_ref().map_or_else(Matcher::of_one_machine, Matcher::along),
         line: line.as_ref(),
-        gathered: (0..threads).map(|_| Pairs::new(options, expected)).collect(),
+        gathered: (0..threads).map(|_| Pairs::new(options, expected, h.rows.min(t.rows))).collect(),
         groups: &groups,
         size,
         deferred: [Vec::new(), Vec::new()],
@@ -631,6 +632,8 @@ impl Joiner<'_> {
             }
             let left = self.sides.iter().map(|s| s.rows.len()).sum::<usize>();
             forced = if left > self.size.left { forced + 1 } else { 0 };
+            let slowest = self.size.classes / 4 / self.gathered.len().max(1);
+            self.gathered.iter_mut().for_each(|g| g.classes.fit_slowest(slowest));
             let held = self.gathered.iter().map(|g| g.classes.bytes()).sum::<usize>();
             if held > self.size.classes {
                 return Err(Error::Memory {
@@ -871,7 +874,7 @@ fn alone_in_parts(
     let share = chunks.len().div_ceil(threads).max(1);
     let parts = chunks.par_chunks(share).map(|chunks| {
         let mut alone = Alone {
-            classes: Classes::new(4),
+            classes: Classes::new(4, rows),
             passed: vec![(0, 0); boundaries.len()],
             unfinished: 0,
             against: 0,
@@ -883,6 +886,7 @@ fn alone_in_parts(
                 .map_err(polars(format!("read the commands of {}", run.directory().display())))?;
             alone.add(&rows, &groups, &boundaries);
             counter.add(chunk.rows);
+            alone.classes.fit_slowest(size.classes / 4 / threads);
             let held = alone.classes.bytes();
             if held * threads > size.classes {
                 return Err(too_many(held * threads));
@@ -941,7 +945,7 @@ impl Alone {
                 None => self.unfinished += 1,
                 Some(figures) if figures.iter().any(|&f| f < 0) => self.against += 1,
                 Some(figures) => {
-                    self.classes.add(groups.key(rows, row), &figures);
+                    self.classes.add(groups.key(rows, row), || began(rows, row), &figures);
                     for (place, &b) in self.passed.iter_mut().zip(boundaries) {
                         let has = rows.time(b, row) != NONE;
                         if !is_of_r2t(b) || rows.r2ts[row] > 0 || has {

@@ -7,6 +7,7 @@ use crate::join::{Accounting, Aside, BoundaryFigures, ClockFigures, Joined, Pair
 use crate::model::{Stages, SubStage, Terms, data_wait, filled, is_of_r2t, turnaround};
 use crate::recording::{NONE, Recording};
 use crate::stats::Distribution;
+use crate::tails::{PARTS, Slowest, Tail, Timed, tails};
 use rayon::prelude::*;
 use run_format::{Boundary, Command, Kind, Manifest, Operation, Overhead, Run, Side, Stage, State};
 use serde::Serialize;
@@ -200,6 +201,9 @@ pub struct Class {
     /// The parts of the stages, in the order of a command's way, where detail was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Part>,
+    /// What makes the commands above p99 and p99.9 slow; without those that the sample does not carry.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tails: Vec<Tail>,
     /// The stage with the largest mean among those known; null where `beyond_host` or `data_wait` is
     /// larger, since then it is not known.
     pub largest_stage: Option<Stage>,
@@ -306,6 +310,7 @@ pub fn report(joined: &Joined, options: &ReportOptions) -> Result<Report, Error>
                 fill(row, &terms, &terms.stages(), || joined.offset_of(*pair));
             }
         },
+        at: |pair: &Pair| began(host, pair.host_row as usize),
         width: width(options),
     };
     let classes =
@@ -346,7 +351,9 @@ pub(crate) fn fill(row: &mut [i64], terms: &Terms, stages: &Stages, offset: impl
 /// A class of pairs, from the distributions of what [`fill`] gives.
 pub(crate) fn pair_class(key: Key, groups: &Groups, n: u64, mut columns: Columns, detail: bool) -> Class {
     let latency = columns.next();
-    let stages = std::array::from_fn(|_| Some(columns.figures(latency.mean_ns)));
+    let stages: [Figures; 5] = std::array::from_fn(|_| columns.figures(latency.mean_ns));
+    let medians = std::array::from_fn(|n| (Some(Stage::ALL[n].name()), stages[n].times.p50_ns));
+    let tails = tails(n, &columns.slowest, &latency, &medians);
     let uncertainty = detail.then(|| columns.next().mean_ns);
     // Storage is split where it is for every command of the class.
     let split = detail && columns.next().mean_ns >= 1.0;
@@ -362,7 +369,7 @@ pub(crate) fn pair_class(key: Key, groups: &Groups, n: u64, mut columns: Columns
             figures: columns.figures(latency.mean_ns),
         })
         .collect();
-    class(key, groups, n, latency, StageTable(stages), parts)
+    Class { tails, ..class(key, groups, n, latency, StageTable(stages.map(Some)), parts) }
 }
 
 /// Reports a host's run alone: its own two stages, and all beyond the host as one figure.
@@ -426,6 +433,15 @@ fn side(run: &Run, wanted: Side) -> Result<Recording, Error> {
     }
 }
 
+/// When a command came to the side that has recorded it.
+pub(crate) fn began(run: &Recording, row: usize) -> i64 {
+    let first = match run.manifest.side {
+        Side::Host => Boundary::HDriver,
+        Side::Target => Boundary::TRecv,
+    };
+    run.time(first, row)
+}
+
 /// A report of one side, from each usable row's whole time, its two stages and the rest.
 fn one_side(
     run: &Recording,
@@ -457,6 +473,7 @@ fn one_side(
         metrics: |row: &usize, figures: &mut [i64]| {
             figures.copy_from_slice(&metrics(*row).unwrap_or_default());
         },
+        at: |row: &usize| began(run, *row),
         width: 4,
     }
     .classes(&rows, |key, n, columns| one_class(key, &groups, n, columns, is_host));
@@ -502,14 +519,21 @@ pub(crate) fn one_sides_notes(run: &Recording, unfinished: u64, against: u64) ->
 /// A class of one side's commands, from the distributions of latency, two stages and the rest.
 pub(crate) fn one_class(key: Key, groups: &Groups, n: u64, mut columns: Columns, is_host: bool) -> Class {
     let latency = columns.next();
-    let first = Some(columns.figures(latency.mean_ns));
-    let second = Some(columns.figures(latency.mean_ns));
-    let rest = columns.figures(latency.mean_ns);
+    let [first, second, rest] = std::array::from_fn(|_| columns.figures(latency.mean_ns));
+    let names = match is_host {
+        true => [Stage::HostBlock.name(), Stage::HostDriver.name(), "beyond_host"],
+        false => [Stage::TargetDriver.name(), Stage::Storage.name(), "data_wait"],
+    };
+    let parts = [first, second, rest];
+    let medians = std::array::from_fn(|n| (names.get(n).copied(), parts.get(n).and_then(|p| p.times.p50_ns)));
+    let tails = tails(n, &columns.slowest, &latency, &medians);
+    let (first, second) = (Some(first), Some(second));
     let stages = if is_host { [first, second, None, None, None] } else { [None, None, None, first, second] };
     let mut class = class(key, groups, n, latency, StageTable(stages), Vec::new());
     if class.stages.0.iter().flatten().all(|s| s.times.mean_ns < rest.times.mean_ns) {
         class.largest_stage = None;
     }
+    class.tails = tails;
     if is_host {
         class.beyond_host = Some(rest);
     } else {
@@ -765,15 +789,18 @@ fn class(
         beyond_host: None,
         data_wait: None,
         parts,
+        tails: Vec::new(),
         largest_stage,
     }
 }
 
 /// Rows to be split into classes: each one's key, and its figures.
-struct Rows<K, M> {
+struct Rows<K, M, A> {
     key: K,
     /// Fills in the row's figures.
     metrics: M,
+    /// When the row's command came.
+    at: A,
     /// Number of figures.
     width: usize,
 }
@@ -781,12 +808,13 @@ struct Rows<K, M> {
 /// Rows that are worked on at a time.
 const CHUNK: usize = 1 << 14;
 
-impl<K, M> Rows<K, M> {
+impl<K, M, A> Rows<K, M, A> {
     /// The classes, each made by `make` from its key, its number of rows and its figures' distributions.
     fn classes<T: Sync>(&self, rows: &[T], mut make: impl FnMut(Key, u64, Columns) -> Class) -> Vec<Class>
     where
         K: Fn(&T) -> Key + Sync,
         M: Fn(&T, &mut [i64]) + Sync,
+        A: Fn(&T) -> i64 + Sync,
     {
         let keys: Vec<Key> = rows.par_iter().with_min_len(CHUNK).map(&self.key).collect();
         let mut numbers: HashMap<Key, u32> = HashMap::new();
@@ -817,15 +845,15 @@ impl<K, M> Rows<K, M> {
         keys.into_iter()
             .map(|(key, number)| {
                 let members = std::mem::take(&mut members[number as usize]);
-                let distributions = self.distributions(rows, &members);
-                make(key, members.len() as u64, Columns::of(distributions))
+                make(key, members.len() as u64, self.columns(rows, &members))
             })
             .collect()
     }
 
-    fn distributions<T: Sync>(&self, rows: &[T], members: &[u32]) -> Vec<Distribution>
+    fn columns<T: Sync>(&self, rows: &[T], members: &[u32]) -> Columns
     where
         M: Fn(&T, &mut [i64]) + Sync,
+        A: Fn(&T) -> i64 + Sync,
     {
         let (metrics, width) = (&self.metrics, self.width);
         let n = members.len();
@@ -847,20 +875,33 @@ impl<K, M> Rows<K, M> {
                 }
             }
         });
-        buffer.par_chunks_mut(n.max(1)).map(Distribution::of).collect()
+        // Before the distributions put the columns into another order.
+        let mut slowest = Slowest::of(n as u64);
+        for (place, &latency) in buffer[..n].iter().enumerate().filter(|_| width > 1) {
+            if slowest.takes(latency) {
+                let at = (self.at)(&rows[members[place] as usize]);
+                let figures: [i64; 1 + PARTS] =
+                    std::array::from_fn(|f| if f < width { buffer[f * n + place] } else { 0 });
+                slowest.add(Timed::of(at, &figures));
+            }
+        }
+        Columns::of(buffer.par_chunks_mut(n.max(1)).map(Distribution::of).collect(), slowest)
     }
 }
 
-/// The distributions of one class, one after the other.
-pub(crate) struct Columns(std::vec::IntoIter<Distribution>);
+/// The distributions of one class, one after the other, and its slowest commands.
+pub(crate) struct Columns {
+    distributions: std::vec::IntoIter<Distribution>,
+    slowest: Slowest,
+}
 
 impl Columns {
-    pub(crate) fn of(distributions: Vec<Distribution>) -> Columns {
-        Columns(distributions.into_iter())
+    pub(crate) fn of(distributions: Vec<Distribution>, slowest: Slowest) -> Columns {
+        Columns { distributions: distributions.into_iter(), slowest }
     }
 
     fn next(&mut self) -> Distribution {
-        self.0.next().unwrap_or_default()
+        self.distributions.next().unwrap_or_default()
     }
 
     fn figures(&mut self, whole: f64) -> Figures {

@@ -4,6 +4,7 @@
 use crate::join::{Aside, SetAside};
 use crate::report::{Class, Figures, JoinFigures, Report, RunFigures, WindowFigures};
 use crate::stats::{Distribution, needed};
+use crate::tails::{Otherwise, Tail};
 use run_format::{Boundary, Effect, Overhead, Side, Stage};
 use std::fmt::Write;
 
@@ -287,6 +288,9 @@ fn write_class(out: &mut String, class: &Class) -> std::fmt::Result {
     }
     let all = Figures { share: 1.0, times: class.latency };
     write_line(out, "latency", &all, None)?;
+    for tail in &class.tails {
+        write_tail(out, tail)?;
+    }
     let lacking: Vec<String> = [(0.5, "p50"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99.9")]
         .iter()
         .filter(|(p, _)| class.commands < needed(*p))
@@ -298,6 +302,47 @@ fn write_class(out: &mut String, class: &Class) -> std::fmt::Result {
             "  {} commands are too few for some percentiles: {}",
             class.commands,
             lacking.join(", ")
+        )?;
+    }
+    Ok(())
+}
+
+/// Causes that are shown of a tail, and the least share of one that is.
+const CAUSES: usize = 3;
+const LEAST_SHARE: f64 = 0.05;
+
+fn write_tail(out: &mut String, tail: &Tail) -> std::fmt::Result {
+    let name = format!("p{}", (tail.percentile * 1e3).round() / 10.0);
+    write!(
+        out,
+        "  above {name} ({}): {} commands, mean {}",
+        time(tail.above_ns as f64),
+        count(tail.commands),
+        time(tail.mean_ns)
+    )?;
+    // Fewer say nothing of how sure a share is.
+    if tail.causes.iter().any(|cause| cause.interval.is_none()) {
+        let all = if tail.stretches == 1 { "stretch" } else { "stretches" };
+        write!(out, ", in {} {all} of 20 of the time", tail.stretches)?;
+    }
+    writeln!(out)?;
+    let shown = tail.causes.iter().filter(|cause| cause.share >= LEAST_SHARE).take(CAUSES);
+    for (n, cause) in shown.enumerate() {
+        let what = if n == 0 { "slow by" } else { "" };
+        let stage = Stage::ALL.iter().find(|stage| stage.name() == cause.stage).map(|stage| stage.title());
+        let stage = stage.map_or_else(|| cause.stage.replace('_', " "), str::to_owned);
+        write!(out, "    {what:<8}{stage:<18}{:>4.0} %", cause.share * 1e2)?;
+        if let Some([low, high]) = cause.interval {
+            write!(out, " ({:.0} to {:.0})", low * 1e2, high * 1e2)?;
+        }
+        let Otherwise { ns, at_most } = cause.otherwise;
+        let would = if at_most { "be at most" } else { "be" };
+        writeln!(
+            out,
+            ": {} for {}; with it at its median {name} would {would} {}",
+            time(cause.mean_ns),
+            time(cause.median_ns as f64),
+            time(ns as f64)
         )?;
     }
     Ok(())

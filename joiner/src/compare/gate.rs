@@ -8,7 +8,8 @@
 //! operation, with or without its size; without it, every class of commands that succeeded and are enough.
 
 use super::verdict::{Both, Judged, JudgedClass, MOST, factor, ratio, reach};
-use super::{ClassName, Floor, Statistic, student};
+use super::{ClassName, Floor, Statistic};
+use crate::student;
 use crate::table::{count, time};
 use run_format::{Operation, Stage};
 use serde::Serialize;

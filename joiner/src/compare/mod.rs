@@ -14,7 +14,6 @@ mod moments;
 mod render;
 mod resample;
 mod slices;
-mod student;
 #[cfg(test)]
 mod tests;
 mod verdict;
