@@ -10,11 +10,12 @@ use std::thread::{Builder, available_parallelism};
 /// Threads besides those of the pools: of reading ahead, and of giving memory back.
 const OTHERS: usize = 4;
 
-/// How many threads reading and joining make at most: rayon's pool, and polars' own two.
+/// How many threads reading and joining make at most: rayon's pool and polars' own two, and as many again to spare, since
+/// ten were too few on two cores.
 fn needed() -> usize {
     let cores = available_parallelism().map_or(1, usize::from);
     let told = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok()).filter(|&n: &usize| n > 0);
-    told("RAYON_NUM_THREADS").unwrap_or(cores) + 2 * told("POLARS_MAX_THREADS").unwrap_or(cores) + OTHERS
+    told("RAYON_NUM_THREADS").unwrap_or(cores) + 4 * told("POLARS_MAX_THREADS").unwrap_or(cores) + OTHERS
 }
 
 /// Makes as many threads as are needed, all at once, and lets them go.
