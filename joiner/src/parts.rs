@@ -1195,6 +1195,31 @@ mod tests {
     }
 
     #[test]
+    fn whole_and_parts_name_what_makes_commands_slow() {
+        let load = Load { commands: 40_000, slow_one_in: 60, ..Load::default() };
+        let (_folder, host, target) = written(&load.record());
+        let exact = whole(&host, &target).unwrap();
+        let found = parted(&host, &target, &size(3_000, 5_000)).unwrap();
+        let mut seen = 0;
+        for (f, e) in found.classes.iter().zip(&exact.classes) {
+            assert_eq!(f.tails.len(), e.tails.len());
+            for (f, e) in f.tails.iter().zip(&e.tails) {
+                seen += 1;
+                assert_eq!(f.percentile, e.percentile);
+                assert!(f.commands.abs_diff(e.commands) <= 2 + e.commands / 20, "{f:?} for {e:?}");
+                for tail in [f, e] {
+                    let cause = &tail.causes[0];
+                    assert_eq!(cause.stage, "storage");
+                    assert!(cause.share > 0.8 && cause.otherwise.ns < tail.above_ns, "{tail:?}");
+                }
+                let near = |a: f64, b: f64| (a - b).abs() < 0.02;
+                assert!(near(f.causes[0].share, e.causes[0].share), "{f:?} for {e:?}");
+            }
+        }
+        assert!(seen >= 2, "{:?}", exact.classes);
+    }
+
+    #[test]
     fn the_order_of_rows_does_not_matter_where_there_is_room() {
         let mut runs = Load { commands: 3_000, ..Load::default() }.record();
         let mut random = Random::new(3);

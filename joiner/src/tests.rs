@@ -397,6 +397,16 @@ fn reports_are_what_the_schema_says_and_the_schema_says_no_to_others() {
         assert_eq!(report.classes.iter().map(|c| c.commands).sum::<u64>(), 2_000);
     }
     assert_eq!(reports[0].classes.iter().filter(|c| c.error).map(|c| c.commands).sum::<u64>(), 1);
+    // Both queues' commands together carry a percentile.
+    let joined = report(&joined, &ReportOptions::default()).unwrap();
+    let host = crate::host_report(&host, &ReportOptions::default()).unwrap();
+    for (report, stages) in [(&joined, 5), (&host, 3), (&reports[2], 3)] {
+        let tails: Vec<_> = report.classes.iter().flat_map(|c| &c.tails).collect();
+        assert!(!tails.is_empty() && tails.iter().all(|tail| tail.causes.len() == stages), "{tails:?}");
+        fits(&serde_json::to_value(report).unwrap(), &schema, &schema).unwrap();
+        let text = report.to_table();
+        assert!(text.contains("  above p99 (") && text.contains("slow by"), "{text}");
+    }
     let fio = &reports[0].fio[0];
     assert!(fio.difference_ns > 0.0 && fio.commands > 1_000, "{fio:?}");
     // One side alone says what it does not know, and its two stages are those of the join.
