@@ -63,8 +63,13 @@ impl Slowest {
 
     pub(crate) fn add(&mut self, command: Timed) {
         if self.takes(command.latency) {
+            // A quarter more, so that choosing among them is rare.
+            let room = self.most.saturating_add(self.most / 4);
+            if self.kept.len() == self.kept.capacity() && self.kept.len() >= room / 2 {
+                self.kept.reserve_exact(room.saturating_sub(self.kept.len()).max(1));
+            }
             self.kept.push(command);
-            if self.kept.len() >= self.most.saturating_mul(2) {
+            if self.kept.len() >= room {
                 self.shrink();
             }
         }
