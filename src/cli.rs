@@ -394,13 +394,13 @@ mod tests {
     fn amounts_of_memory_need_a_unit() {
         assert_eq!(super::memory("2GiB"), Ok(2 << 30));
         assert_eq!(super::memory("1.5 GiB"), Ok(3 << 29));
-        assert_eq!(super::memory("64M"), Ok(64 << 20));
+        assert_eq!(super::memory("128M"), Ok(128 << 20));
         for (text, bytes) in [
             ("2gib", 2u64 << 30),
             ("2GB", 2_000_000_000),
             ("1TiB", 1 << 40),
             ("1tb", 1_000_000_000_000),
-            ("100000 kib", 100_000 << 10),
+            ("200000 kib", 200_000 << 10),
             ("200000KB", 200_000_000),
             ("512Mb", 512_000_000),
             ("2g", 2 << 30),
@@ -408,7 +408,7 @@ mod tests {
             assert_eq!(super::memory(text), Ok(bytes), "{text}");
         }
         for bad in
-            ["2", "", "GiB", "0GiB", "63MiB", "-1GiB", "1.2.3GiB", "5 acres", "NaNGiB", "9999999999999GiB"]
+            ["2", "", "GiB", "0GiB", "127MiB", "-1GiB", "1.2.3GiB", "5 acres", "NaNGiB", "9999999999999GiB"]
         {
             assert!(super::memory(bad).is_err(), "{bad}");
         }

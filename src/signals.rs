@@ -1,16 +1,17 @@
-//! Ctrl-C and SIGTERM as a flag that the recording loop looks at, so that a recording always ends in order.
+//! Ctrl-C and SIGTERM as counts that the recording loop looks at, so that a recording always ends in order.
 
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The last signal that asked us to end.
+/// The signals that asked us to end.
 #[derive(Clone, Debug)]
 pub struct Signals {
-    /// Set by the handlers.
-    process: Arc<AtomicUsize>,
-    /// What [`Signals::next`] has taken from there.
+    /// How often each came that was not taken yet, counted by the handlers: on a busy machine several come between two
+    /// looks, and each says more than the one before.
+    caught: Arc<[(i32, AtomicUsize); 3]>,
+    /// What [`Signals::next`] has taken last.
     taken: Arc<AtomicUsize>,
     own: Arc<AtomicUsize>,
 }
@@ -22,23 +23,36 @@ impl Signals {
     /// # Errors
     /// When the handlers can not be installed.
     pub fn catch() -> Result<Signals> {
-        let process = Arc::new(AtomicUsize::new(0));
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
+        let signals = Signals::uncaught();
+        for (n, &(signal, _)) in signals.caught.iter().enumerate() {
             if signal == SIGHUP && is_ignored(signal) {
                 continue;
             }
-            signal_hook::flag::register_usize(signal, Arc::clone(&process), signal as usize)
-                .context("catch signals")?;
+            let counts = Arc::clone(&signals.caught);
+            let count = move || {
+                counts[n].1.fetch_add(1, Ordering::Relaxed);
+            };
+            // SAFETY: a handler may do this: it adds to a number and nothing else.
+            unsafe { signal_hook::low_level::register(signal, count) }.context("catch signals")?;
         }
         // A limit on the size of files (ulimit -f) is then an error of writing, told like a full disk.
         signal_hook::flag::register(SIGXFSZ, Arc::default()).context("catch signals")?;
-        Ok(Signals { process, taken: Arc::default(), own: Arc::default() })
+        Ok(signals)
+    }
+
+    /// None, ever: nothing is caught.
+    pub fn uncaught() -> Signals {
+        let caught = Arc::new([SIGINT, SIGTERM, SIGHUP].map(|signal| (signal, AtomicUsize::new(0))));
+        Signals { caught, taken: Arc::default(), own: Arc::default() }
     }
 
     /// The signal that asked us to end, if one came.
     pub fn came(&self) -> Option<i32> {
-        let seen = [&self.process, &self.taken, &self.own].map(|flag| flag.load(Ordering::Relaxed));
-        seen.into_iter().find(|&signal| signal != 0).and_then(|signal| i32::try_from(signal).ok())
+        let waiting = self.caught.iter().find(|(_, count)| count.load(Ordering::Relaxed) > 0);
+        let seen = [&self.taken, &self.own].map(|flag| flag.load(Ordering::Relaxed));
+        let seen =
+            || seen.into_iter().find(|&signal| signal != 0).and_then(|signal| i32::try_from(signal).ok());
+        waiting.map(|(signal, _)| *signal).or_else(seen)
     }
 
     /// That none came, before anything is recorded.
@@ -52,14 +66,15 @@ impl Signals {
         }
     }
 
-    /// A signal that came since this was last asked.
+    /// The next signal of those that came; each is told once.
     pub fn next(&self) -> Option<i32> {
-        let signal = self.process.swap(0, Ordering::Relaxed);
-        if signal == 0 {
-            return None;
-        }
-        self.taken.store(signal, Ordering::Relaxed);
-        i32::try_from(signal).ok()
+        let one_less = |count: usize| count.checked_sub(1);
+        let (signal, _) = self
+            .caught
+            .iter()
+            .find(|(_, count)| count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok())?;
+        self.taken.store(*signal as usize, Ordering::Relaxed);
+        Some(*signal)
     }
 
     /// A flag of its own, raised by the same signals as this one or by [`Signals::raise`]: for ending one of
@@ -81,4 +96,22 @@ fn is_ignored(signal: i32) -> bool {
     ignored
         .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .is_some_and(|mask| mask & (1 << (signal - 1)) != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Signals;
+    use nix::sys::signal::{Signal, raise};
+
+    #[test]
+    fn each_signal_is_told_once_however_late_one_looks() {
+        let signals = Signals::catch().unwrap();
+        assert_eq!((signals.came(), signals.next()), (None, None));
+        for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGTERM] {
+            raise(signal).unwrap();
+        }
+        let told: Vec<i32> = std::iter::from_fn(|| signals.next()).collect();
+        assert_eq!(told, [Signal::SIGINT, Signal::SIGTERM, Signal::SIGTERM].map(|signal| signal as i32));
+        assert!(signals.came().is_some() && signals.another().came().is_some());
+    }
 }

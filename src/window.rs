@@ -964,7 +964,7 @@ mod tests {
     }
 
     fn signals() -> Signals {
-        Signals::catch().unwrap().another()
+        Signals::uncaught()
     }
 
     /// Steps for a while, looking each time.
