@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 use support::vm::{Both, hostnqn};
-use support::{Pair, Rows};
+use support::{Pair, Rows, windows};
 use testbed::{Backing, Controller, Kernel, NullBlk, Port, Transport, Vm};
 
 const TRANSPORTS: [Transport; 2] = [Transport::Tcp, Transport::Rdma];
@@ -244,6 +244,47 @@ fn debian_6_12_delays_are_found() -> Result<()> {
 #[test]
 fn the_newest_kernels_delays_are_found() -> Result<()> {
     delays_are_found(Kernel::Newest)
+}
+
+// ---------------------------------------------------------------- time windows
+
+/// Both sides put their probes in place and take them away again and again, at the same times of the wall clock; what
+/// is whole in windows of both is joined.
+#[test]
+fn windows_of_both_sides_are_in_step() -> Result<()> {
+    let kernel = Kernel::Debian6_12;
+    if !testbed::available(kernel)? {
+        return Ok(());
+    }
+    let _turn = support::turn()?;
+    let both = Both::boot(Vm::builder(kernel).counted_time())?;
+    let vm = &both.vm;
+    let drive = vm.null_blk(NullBlk { size_mb: 64, completion: Duration::ZERO, memory_backed: true })?;
+    let port = port(Transport::Tcp, "");
+    vm.nvmet(&nqn(Transport::Tcp, "windows"), &[Backing::Block(&drive)], &port)?;
+    let controller = both.connect(&port, &nqn(Transport::Tcp, "windows"), "nr_io_queues=2")?;
+    let block = vm.namespace(&controller, 1)?;
+    // Time is counted in instructions: how long it takes to put probes in place is no matter of other work.
+    let load = format!(
+        "fio --name=x --filename={block} --ioengine=libaio --direct=1 --output-format=json --size=32m --rw=randrw \
+         --bs=4k --iodepth=4 --rate_iops=100 --time_based --runtime=32"
+    );
+    let (host, target) = both.record_with("windows", "--window 5s/14s", &load)?;
+    for run in [&host, &target] {
+        let run = Run::open(run)?;
+        let windows = run.manifest().windows.context("it was windowed")?;
+        eprintln!("{}: {windows:?}", run.manifest().side);
+        // Two windows begin in that time at least, of which the first may come too soon after the beginning.
+        ensure!(windows.slices >= 1 && windows.slices + windows.skipped >= 2, "{windows:?}");
+        ensure!(windows.in_place_ns > windows.armed_ns && windows.under_way.is_none(), "{windows:?}");
+        windows::adds_up(run.manifest())?;
+        let (commands, astray) = windows::astray(&run)?;
+        ensure!(commands > 200 && astray == 0, "{astray} of {commands} are not whole within a slice");
+        each_boundary_was_taken(&run)?;
+    }
+    let pair = Pair::join(&host, &target)?;
+    pair.nearly_all_joined(200)?;
+    both.end()
 }
 
 // ---------------------------------------------------------------- every kind of command and of storage

@@ -6,6 +6,7 @@ pub mod load;
 pub mod schema;
 pub mod spdk;
 pub mod vm;
+pub mod windows;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

@@ -100,12 +100,17 @@ impl Both {
 
     /// Records both sides while this command runs in the VM, and brings the two runs here.
     pub fn record(&self, name: &str, load: &str) -> Result<(PathBuf, PathBuf)> {
+        self.record_with(name, "", load)
+    }
+
+    /// The same, with these options of `fabscope record`.
+    pub fn record_with(&self, name: &str, options: &str, load: &str) -> Result<(PathBuf, PathBuf)> {
         let command = format!(
             "mkdir /tmp/{name} && cd /tmp/{name} || exit 9; \
-             fabscope record target --kernel -q -o target.run 2> target.log & target=$!; \
+             fabscope record target --kernel -q {options} -o target.run 2> target.log & target=$!; \
              until [ -e target.run/run.json ]; do \
                kill -0 $target 2> /dev/null || {{ cat target.log >&2; exit 9; }}; sleep 0.05; done; \
-             fabscope record host --kernel -q -o host.run -- {load}; code=$?; \
+             fabscope record host --kernel -q {options} -o host.run -- {load}; code=$?; \
              kill -INT $target; wait $target || {{ cat target.log >&2; exit 9; }}; exit $code"
         );
         self.vm.run(&command, LOAD)?.check()?;
