@@ -209,9 +209,14 @@ struct Watched {
 impl Base {
     /// Watches what is to be recorded for a second.
     fn of(software: &Software, side: Side, rpc: Option<&Path>) -> Base {
-        let (watched, assumed_ns) = match software {
-            Software::Spdk(process) => (reactors(process, rpc), SPDK_COMMAND_NS),
-            Software::Kernel => (devices(side), KERNEL_COMMAND_NS),
+        let (watched, assumed_ns, most_ns) = match software {
+            // A reactor that is held up counts that time as busy.
+            Software::Spdk(process) => {
+                let whole = (WATCH * WATCHES).as_nanos() as f64;
+                (reactors(process, rpc), SPDK_COMMAND_NS, Some(whole))
+            }
+            // Of many in flight at once, the latencies together are longer than the time.
+            Software::Kernel => (devices(side), KERNEL_COMMAND_NS, None),
         };
         let what = match (software, side) {
             (Software::Spdk(_), _) => "the core time of a command now",
@@ -220,14 +225,14 @@ impl Base {
             (Software::Kernel, Side::Target) => "the mean time of a command in the target's drives now",
         };
         match watched {
-            Ok(watched) => Base::of_watched(&watched, what, assumed_ns),
+            Ok(watched) => Base::of_watched(&watched, what, assumed_ns, most_ns),
             Err(why) => Base::assumed(assumed_ns, &why),
         }
     }
 
     /// The least of what was watched, where each holds enough: what else runs on a machine only makes commands take
-    /// longer.
-    fn of_watched(watched: &[Watched], what: &str, assumed_ns: f64) -> Base {
+    /// longer. So it does where few commands came: time of `most_ns` or more was then not theirs.
+    fn of_watched(watched: &[Watched], what: &str, assumed_ns: f64, most_ns: Option<f64>) -> Base {
         let over = WATCH * WATCHES;
         let all = watched.iter().fold(Watched::default(), |sum, one| Watched {
             commands: sum.commands + one.commands,
@@ -253,6 +258,12 @@ impl Base {
                 time(most)
             );
             return Base { ns: least.max(1.0), what };
+        }
+        if most_ns.is_some_and(|most| all.together_ns >= most) {
+            return Base::assumed(
+                assumed_ns,
+                &format!("busy or held up throughout, with {commands} commands in {over:?}"),
+            );
         }
         let ns = each(&all);
         Base { ns: ns.max(1.0), what: format!("{what}, {} ({commands} commands in {over:?})", time(ns)) }
@@ -716,7 +727,7 @@ mod tests {
         let watched = |each: &[(f64, f64)]| {
             let watched: Vec<Watched> =
                 each.iter().map(|&(commands, ns)| Watched { commands, together_ns: commands * ns }).collect();
-            Base::of_watched(&watched, "the mean", 2000.0)
+            Base::of_watched(&watched, "the mean", 2000.0, Some(1e9))
         };
         // What else the machine did made all but one of them longer.
         let base = watched(&[(50_000.0, 2300.0), (50_000.0, 1990.0), (40_000.0, 9000.0)]);
@@ -735,6 +746,9 @@ mod tests {
         let base = watched(&[(30.0, 40_000.0)]);
         assert!(base.ns == 2000.0 && base.what.contains("too little I/O"), "{base:?}");
         assert_eq!(watched(&[]).ns, 2000.0);
+        // A core of which others took most.
+        let base = watched(&[(90.0, 1.2e6), (966.0, 1.2e6)]);
+        assert!(base.ns == 2000.0 && base.what.contains("busy or held up throughout, with 1056"), "{base:?}");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use crate::join::{Aside, SetAside};
 use crate::report::{Class, Figures, JoinFigures, Report, RunFigures, WindowFigures};
 use crate::stats::{Distribution, needed};
-use crate::tails::{Otherwise, Tail};
+use crate::tails::{Cause, Otherwise, Tail};
 use run_format::{Boundary, Effect, Overhead, Side, Stage};
 use std::fmt::Write;
 
@@ -326,14 +326,19 @@ fn write_tail(out: &mut String, tail: &Tail) -> std::fmt::Result {
         write!(out, ", in {} {all} of 20 of the time", tail.stretches)?;
     }
     writeln!(out)?;
-    let shown = tail.causes.iter().filter(|cause| cause.share >= LEAST_SHARE).take(CAUSES);
+    // What may as well be nothing is no finding.
+    let found = |cause: &Cause| cause.interval.is_none_or(|[low, _]| low > 0.0);
+    if !tail.causes.iter().any(|cause| cause.share >= LEAST_SHARE && found(cause)) {
+        writeln!(out, "    too few to tell what makes them slow")?;
+    }
+    let shown = tail.causes.iter().filter(|cause| cause.share >= LEAST_SHARE && found(cause)).take(CAUSES);
     for (n, cause) in shown.enumerate() {
         let what = if n == 0 { "slow by" } else { "" };
         let stage = Stage::ALL.iter().find(|stage| stage.name() == cause.stage).map(|stage| stage.title());
         let stage = stage.map_or_else(|| cause.stage.replace('_', " "), str::to_owned);
         write!(out, "    {what:<8}{stage:<18}{:>4.0} %", cause.share * 1e2)?;
         if let Some([low, high]) = cause.interval {
-            write!(out, " ({:.0} to {:.0})", low * 1e2, high * 1e2)?;
+            write!(out, " ({:.0} to {:.0})", low.max(0.0) * 1e2, high.min(1.0) * 1e2)?;
         }
         let Otherwise { ns, at_most } = cause.otherwise;
         let would = if at_most { "be at most" } else { "be" };

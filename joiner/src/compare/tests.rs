@@ -237,6 +237,12 @@ fn repeated_runs_carry_the_spread_between_runs() {
 #[test]
 fn comparisons_are_what_the_schema_says_and_the_schema_says_no_to_others() {
     let schema: Value = serde_json::from_str(super::COMPARE_SCHEMA).unwrap();
+    // A run is what it is in a report: in time windows, with a measured cost.
+    let report: Value = serde_json::from_str(crate::SCHEMA).unwrap();
+    for part in ["run", "effect"] {
+        let of = |schema: &Value| without_descriptions(&schema["$defs"][part]);
+        assert_eq!(of(&schema), of(&report));
+    }
     let options = gated(&["storage.p99<=1.05x", "read/4096:latency.mean<=+3us", "flush:network.p50<=1us"]);
     let mut other = on_one_machine(Load { writes: 0.4, ..short(8) }.record());
     other.host.manifest.labels.insert("disk".into(), "new".into());
@@ -256,6 +262,18 @@ fn comparisons_are_what_the_schema_says_and_the_schema_says_no_to_others() {
     assert!(fits(&failure, &schema, &schema).is_err());
     let xml = Failure::new("a <b> & c").to_junit();
     assert!(xml.contains("<error") && xml.contains("a &lt;b&gt; &amp; c") && !xml.contains("<b>"), "{xml}");
+}
+
+fn without_descriptions(schema: &Value) -> Value {
+    match schema {
+        Value::Object(members) => members
+            .iter()
+            .filter(|(name, _)| *name != "description")
+            .map(|(name, value)| (name.clone(), without_descriptions(value)))
+            .collect::<serde_json::Map<_, _>>()
+            .into(),
+        other => other.clone(),
+    }
 }
 
 /// A boundary that both sides took at the same moment but for those given.
