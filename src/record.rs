@@ -21,6 +21,7 @@ use std::process::ExitCode;
 /// When nothing can be recorded, with what is missing and what to do; or when the recording could not be
 /// written.
 pub fn run(what: &Record) -> Result<ExitCode> {
+    let signals = Signals::until_counted()?;
     let (side, RecordSide { kernel, common }) = match what {
         Record::Host(options) => (Side::Host, options),
         Record::Target(options) => (Side::Target, &options.side),
@@ -69,8 +70,8 @@ pub fn run(what: &Record) -> Result<ExitCode> {
         // The recording begins whether or not somebody reads this.
         let _ = write!(std::io::stderr(), "{}", agreed.text);
     }
-    // From before anything is attached, so that Ctrl-C ends in order; what is until then can end at once.
-    let signals = Signals::catch()?;
+    // From before anything is attached, so that Ctrl-C ends in order; what is until then ends at once.
+    signals.count();
     source(side, common, &software, &asked, agreed, &signals)
 }
 

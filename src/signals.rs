@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// The signals that asked us to end.
 #[derive(Clone, Debug)]
@@ -13,37 +13,65 @@ pub struct Signals {
     caught: Arc<[(i32, AtomicUsize); 3]>,
     /// What [`Signals::next`] has taken last.
     taken: Arc<AtomicUsize>,
+    /// Whether they are counted; before, one ends the program.
+    counting: Arc<AtomicBool>,
     own: Arc<AtomicUsize>,
 }
 
+/// What is said where nothing was recorded.
+const NO_RUN: &str = "ended by a signal before the recording began: no run was made";
+/// That from a handler, which may not make a text.
+const FROM_HANDLER: &[u8] = b"fabscope: ended by a signal before the recording began: no run was made\n";
+
 impl Signals {
-    /// From now on SIGINT, SIGTERM and SIGHUP are only noted. A SIGHUP that was to be ignored, as nohup has
-    /// it, stays ignored.
+    /// From now on SIGINT, SIGTERM and SIGHUP are only counted: see [`Signals::until_counted`].
     ///
     /// # Errors
     /// When the handlers can not be installed.
     pub fn catch() -> Result<Signals> {
+        let signals = Signals::until_counted()?;
+        signals.count();
+        Ok(signals)
+    }
+
+    /// SIGINT, SIGTERM and SIGHUP end the program and say that nothing was recorded, until [`Signals::count`]. A shell
+    /// without job control has what it starts in the background ignore SIGINT; a script that sends it means it all the
+    /// same, before as after the recording begins. A SIGHUP that was to be ignored, as nohup has it, stays ignored.
+    ///
+    /// # Errors
+    /// When the handlers can not be installed.
+    pub fn until_counted() -> Result<Signals> {
         let signals = Signals::uncaught();
         for (n, &(signal, _)) in signals.caught.iter().enumerate() {
             if signal == SIGHUP && is_ignored(signal) {
                 continue;
             }
-            let counts = Arc::clone(&signals.caught);
-            let count = move || {
-                counts[n].1.fetch_add(1, Ordering::Relaxed);
+            let (counts, counting) = (Arc::clone(&signals.caught), Arc::clone(&signals.counting));
+            let take = move || {
+                if counting.load(Ordering::Relaxed) {
+                    counts[n].1.fetch_add(1, Ordering::Relaxed);
+                    return;
+                }
+                let _ = nix::unistd::write(std::io::stderr(), FROM_HANDLER);
+                signal_hook::low_level::exit(1);
             };
-            // SAFETY: a handler may do this: it adds to a number and nothing else.
-            unsafe { signal_hook::low_level::register(signal, count) }.context("catch signals")?;
+            // SAFETY: a handler may do this: it adds to a number, or calls write and _exit.
+            unsafe { signal_hook::low_level::register(signal, take) }.context("catch signals")?;
         }
         // A limit on the size of files (ulimit -f) is then an error of writing, told like a full disk.
         signal_hook::flag::register(SIGXFSZ, Arc::default()).context("catch signals")?;
         Ok(signals)
     }
 
+    /// From now on signals are only counted.
+    pub fn count(&self) {
+        self.counting.store(true, Ordering::Relaxed);
+    }
+
     /// None, ever: nothing is caught.
     pub fn uncaught() -> Signals {
         let caught = Arc::new([SIGINT, SIGTERM, SIGHUP].map(|signal| (signal, AtomicUsize::new(0))));
-        Signals { caught, taken: Arc::default(), own: Arc::default() }
+        Signals { caught, taken: Arc::default(), counting: Arc::default(), own: Arc::default() }
     }
 
     /// The signal that asked us to end, if one came.
@@ -62,7 +90,7 @@ impl Signals {
     pub fn none_yet(&self) -> Result<()> {
         match self.came() {
             None => Ok(()),
-            Some(_) => bail!("ended by a signal before the recording began: no run was made"),
+            Some(_) => bail!("{NO_RUN}"),
         }
     }
 
@@ -102,6 +130,11 @@ fn is_ignored(signal: i32) -> bool {
 mod tests {
     use super::Signals;
     use nix::sys::signal::{Signal, raise};
+
+    #[test]
+    fn both_ways_say_the_same() {
+        assert_eq!(super::FROM_HANDLER, format!("fabscope: {}\n", super::NO_RUN).as_bytes());
+    }
 
     #[test]
     fn each_signal_is_told_once_however_late_one_looks() {
