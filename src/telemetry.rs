@@ -235,7 +235,7 @@ fn collector(status: &telemetry::CollectorStatus) -> TelemetryCollector {
         status.lacks.iter().map(|(metric, why)| TelemetryLack { metric: metric.clone(), why: why.clone() });
     TelemetryCollector {
         name: status.about.name.to_owned(),
-        present: !matches!(status.state, State::Absent(_)) && !(whole.is_some() && status.samples <= 1),
+        present: !matches!(status.state, State::Absent(_)) && (whole.is_none() || status.samples > 1),
         every_ns: status.every.0,
         samples: status.samples,
         cpu_ns: status.cpu.0,

@@ -547,7 +547,7 @@ pub fn increase(before: f64, after: f64, bits: Option<u8>) -> Option<f64> {
         return Some(after - before);
     }
     let wrapped = after + RANGE - before;
-    let may_wrap = bits == Some(32) && before < RANGE && before >= RANGE / 2.0 && wrapped < RANGE / 2.0;
+    let may_wrap = bits == Some(32) && (RANGE / 2.0..RANGE).contains(&before) && wrapped < RANGE / 2.0;
     may_wrap.then_some(wrapped)
 }
 

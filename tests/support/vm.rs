@@ -44,9 +44,11 @@ impl Host {
     pub fn record(&self, name: &str, target: u32, jobs: &str) -> Result<(PathBuf, PathBuf)> {
         let folder = self.folder.path().join(name);
         std::fs::create_dir(&folder)?;
-        let on_target = Recording::start("target", target, &folder.join("target.run"), &[])?;
+        // An emulated machine has no time to spare: what it samples shows in its commands.
+        let on_target =
+            Recording::start("target", target, &folder.join("target.run"), &["--telemetry", "off"])?;
         let command = format!(
-            "cd /tmp && fabscope record host --kernel -q -o {name}-host.run -- fio --filename={} \
+            "cd /tmp && fabscope record host --kernel -q --telemetry off -o {name}-host.run -- fio --filename={} \
              --ioengine=libaio --direct=1 --output-format=json {jobs}",
             self.block
         );
