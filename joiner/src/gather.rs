@@ -104,13 +104,14 @@ impl Classes {
     }
 
     /// The classes in order, each made from its key, its commands and its figures.
-    pub(crate) fn each(&self, mut make: impl FnMut(Key, u64, Columns) -> Class) -> Vec<Class> {
+    pub(crate) fn each(mut self, mut make: impl FnMut(Key, u64, Columns) -> Class) -> Vec<Class> {
         let mut numbers: Vec<(Key, usize)> =
             self.numbers.iter().map(|(&key, &number)| (key, number)).collect();
         numbers.sort_unstable();
         let class = |(key, number): (Key, usize)| {
             let distributions = self.figures[number].iter().map(Histogram::distribution).collect();
-            make(key, self.counts[number], Columns::of(distributions, self.slowest[number].clone()))
+            let slowest = std::mem::replace(&mut self.slowest[number], self.all_slowest.clone());
+            make(key, self.counts[number], Columns::of(distributions, slowest))
         };
         numbers.into_iter().map(class).collect()
     }

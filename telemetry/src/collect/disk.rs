@@ -1,7 +1,7 @@
 //! What is in flight on each drive and each namespace, and what went through, from `/sys/block/*/{inflight,stat}`
 //! (Documentation/block/stat.rst).
 
-use super::{Collector, Lack, Places, names};
+use super::{Again, Collector, Lack, Places, names};
 use crate::about::metrics;
 use crate::kept::Kept;
 use crate::text::{fields, lines, number};
@@ -55,7 +55,7 @@ pub(super) fn devices(sys: &Path) -> Vec<String> {
 pub(super) struct Disk {
     sys: PathBuf,
     files: Vec<(String, ObjectId, Kept, Kept)>,
-    looked: Option<Nanos>,
+    look_again: Again,
 }
 
 impl Disk {
@@ -63,7 +63,7 @@ impl Disk {
         if devices(&places.sys).is_empty() {
             return Err(Lack("/sys/block has no drive and no NVMe namespace".to_owned()));
         }
-        Ok(Disk { sys: places.sys.clone(), files: Vec::new(), looked: None })
+        Ok(Disk { sys: places.sys.clone(), files: Vec::new(), look_again: Again::each(LOOK) })
     }
 
     fn look(&mut self, rows: &mut Rows) {
@@ -88,8 +88,7 @@ impl Collector for Disk {
     }
 
     fn sample(&mut self, at: Nanos, rows: &mut Rows) -> Result<(), Lack> {
-        if self.looked.is_none_or(|looked| at.0 >= looked.0 + LOOK) {
-            self.looked = Some(at);
+        if self.look_again.is_due(at) {
             self.look(rows);
         }
         self.files.retain_mut(|(_, object, inflight, stat)| {

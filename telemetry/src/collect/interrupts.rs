@@ -1,7 +1,7 @@
 //! Which CPU took how many interrupts of the network and NVMe queues: from `/sys/kernel/irq/N/per_cpu_count`, which is
 //! read for these alone, or from `/proc/interrupts` where the kernel has none.
 
-use super::{Collector, Lack, Places, attribute, names};
+use super::{Again, Collector, Lack, Places, attribute, names};
 use crate::about::metrics;
 use crate::kept::Kept;
 use crate::text::{Name, cpu_list, fields, lines, number};
@@ -83,7 +83,7 @@ pub(super) struct Interrupts {
     /// `/proc/interrupts`, where it is needed.
     all: Option<Kept>,
     columns: Vec<u32>,
-    looked: Option<Nanos>,
+    look_again: Again,
 }
 
 impl Interrupts {
@@ -101,7 +101,14 @@ impl Interrupts {
             Some(Kept::open(&path).map_err(|e| Lack::of(&path, &e))?)
         };
         let sys = places.sys.clone();
-        Ok(Interrupts { sys, irqs: BTreeMap::new(), possible, all, columns: Vec::new(), looked: None })
+        Ok(Interrupts {
+            sys,
+            irqs: BTreeMap::new(),
+            possible,
+            all,
+            columns: Vec::new(),
+            look_again: Again::each(LOOK),
+        })
     }
 
     fn look(&mut self) {
@@ -121,8 +128,7 @@ impl Collector for Interrupts {
     }
 
     fn sample(&mut self, at: Nanos, rows: &mut Rows) -> Result<(), Lack> {
-        if self.looked.is_none_or(|looked| at.0 >= looked.0 + LOOK) {
-            self.looked = Some(at);
+        if self.look_again.is_due(at) {
             self.look();
         }
         if let Some(all) = &mut self.all {

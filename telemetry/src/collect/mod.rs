@@ -144,6 +144,29 @@ pub fn open(places: &Places, subject: &Subject) -> Vec<(&'static About, Opened)>
     ]
 }
 
+/// When a collector looks again for what came: devices, threads, connections.
+#[derive(Debug)]
+pub(crate) struct Again {
+    every: u64,
+    last: Option<Nanos>,
+}
+
+impl Again {
+    /// At once, and then each so many ns.
+    pub(crate) const fn each(every: u64) -> Again {
+        Again { every, last: None }
+    }
+
+    /// Whether it is time; then that is noted.
+    pub(crate) fn is_due(&mut self, at: Nanos) -> bool {
+        let due = self.last.is_none_or(|last| at.0 >= last.0 + self.every);
+        if due {
+            self.last = Some(at);
+        }
+        due
+    }
+}
+
 /// The names in a folder, in order; none where it can not be read.
 pub(crate) fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();

@@ -1,7 +1,7 @@
 //! What went through each interface and what was dropped, from `/sys/class/net/*/statistics`
 //! (Documentation/ABI/testing/sysfs-class-net-statistics).
 
-use super::{Collector, Lack, Places, names};
+use super::{Again, Collector, Lack, Places, names};
 use crate::about::metrics;
 use crate::kept::Kept;
 use crate::text::single;
@@ -73,7 +73,7 @@ struct Interface {
 pub(super) struct Nic {
     sys: std::path::PathBuf,
     interfaces: Vec<Interface>,
-    looked: Option<Nanos>,
+    look_again: Again,
 }
 
 impl Nic {
@@ -82,7 +82,7 @@ impl Nic {
         if interfaces(&sys, None).is_empty() {
             return Err(Lack(format!("{}: no interface is up", sys.join("class/net").display())));
         }
-        Ok(Nic { sys, interfaces: Vec::new(), looked: None })
+        Ok(Nic { sys, interfaces: Vec::new(), look_again: Again::each(LOOK) })
     }
 
     fn look(&mut self, rows: &mut Rows) {
@@ -110,8 +110,7 @@ impl Collector for Nic {
     }
 
     fn sample(&mut self, at: Nanos, rows: &mut Rows) -> Result<(), Lack> {
-        if self.looked.is_none_or(|looked| at.0 >= looked.0 + LOOK) {
-            self.looked = Some(at);
+        if self.look_again.is_due(at) {
             self.look(rows);
         }
         for Interface { object, files, .. } in &mut self.interfaces {

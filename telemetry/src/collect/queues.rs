@@ -1,6 +1,6 @@
 //! How many commands are in flight on each hardware queue of each NVMe namespace, from blk-mq's debugfs.
 
-use super::{Collector, Lack, Places, disk, names};
+use super::{Again, Collector, Lack, Places, disk, names};
 use crate::about::metrics;
 use crate::kept::Kept;
 use crate::text::{lines, number};
@@ -45,7 +45,7 @@ fn queues(sys: &Path) -> Vec<(String, PathBuf)> {
 pub(super) struct Queues {
     sys: PathBuf,
     files: Vec<(String, ObjectId, Kept)>,
-    looked: Option<Nanos>,
+    look_again: Again,
 }
 
 impl Queues {
@@ -54,7 +54,7 @@ impl Queues {
             let why = "/sys/kernel/debug/block has no queue of an NVMe namespace (none is there, or debugfs is not mounted or has no CONFIG_BLK_DEBUG_FS)";
             return Err(Lack(why.to_owned()));
         }
-        Ok(Queues { sys: places.sys.clone(), files: Vec::new(), looked: None })
+        Ok(Queues { sys: places.sys.clone(), files: Vec::new(), look_again: Again::each(LOOK) })
     }
 }
 
@@ -64,8 +64,7 @@ impl Collector for Queues {
     }
 
     fn sample(&mut self, at: Nanos, rows: &mut Rows) -> Result<(), Lack> {
-        if self.looked.is_none_or(|looked| at.0 >= looked.0 + LOOK) {
-            self.looked = Some(at);
+        if self.look_again.is_due(at) {
             self.files.clear();
             for (name, path) in queues(&self.sys) {
                 if let (Ok(file), Some(object)) = (Kept::open(&path), rows.object(&name)) {

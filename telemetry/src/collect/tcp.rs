@@ -6,7 +6,7 @@
 //! kernel filters by port; in between each known one is asked for by its own address, which is one look into the
 //! table.
 
-use super::{Collector, Lack, Places, Subject, attribute, names};
+use super::{Again, Collector, Lack, Places, Subject, attribute, names};
 use crate::about::metrics;
 use crate::text::{Name, value};
 use crate::{About, Nanos, ObjectId, Rows};
@@ -140,7 +140,7 @@ pub(super) struct Tcp {
     places: Places,
     subject: Subject,
     connections: Vec<Connection>,
-    looked: Option<Nanos>,
+    look_again: Again,
     buffer: Vec<u8>,
     request: Vec<u8>,
     /// The kernel refused the filter.
@@ -158,7 +158,7 @@ impl Tcp {
             places: places.clone(),
             subject: subject.clone(),
             connections: Vec::new(),
-            looked: None,
+            look_again: Again::each(LOOK),
             buffer: vec![0; 1 << 16],
             request: Vec::new(),
             unfiltered: false,
@@ -264,8 +264,7 @@ impl Collector for Tcp {
     }
 
     fn sample(&mut self, at: Nanos, rows: &mut Rows) -> Result<(), Lack> {
-        if self.looked.is_none_or(|looked| at.0 >= looked.0 + LOOK) {
-            self.looked = Some(at);
+        if self.look_again.is_due(at) {
             self.look(rows)?;
         }
         self.ask(rows).map_err(|e| refused(&e))

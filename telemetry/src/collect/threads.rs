@@ -1,6 +1,6 @@
 //! How long each thread of the recorded process ran and waited for a CPU, from `/proc/PID/task/TID/schedstat`.
 
-use super::{Collector, Lack, Places, Subject, attribute, names};
+use super::{Again, Collector, Lack, Places, Subject, attribute, names};
 use crate::about::metrics;
 use crate::kept::Kept;
 use crate::text::{fields, lines, number};
@@ -35,7 +35,7 @@ const LOOK: u64 = 2_000_000_000;
 pub(super) struct Threads {
     folder: PathBuf,
     threads: BTreeMap<u32, (Kept, ObjectId)>,
-    looked: Option<Nanos>,
+    look_again: Again,
 }
 
 impl Threads {
@@ -45,7 +45,7 @@ impl Threads {
         let folder = places.proc.join(format!("{pid}/task"));
         let first = folder.join(format!("{pid}/schedstat"));
         Kept::open(&first).map_err(|e| Lack::of(&first, &e))?;
-        Ok(Threads { folder, threads: BTreeMap::new(), looked: None })
+        Ok(Threads { folder, threads: BTreeMap::new(), look_again: Again::each(LOOK) })
     }
 
     fn look(&mut self, rows: &mut Rows) {
@@ -75,8 +75,7 @@ impl Collector for Threads {
     }
 
     fn sample(&mut self, at: Nanos, rows: &mut Rows) -> Result<(), Lack> {
-        if self.looked.is_none_or(|looked| at.0 >= looked.0 + LOOK) {
-            self.looked = Some(at);
+        if self.look_again.is_due(at) {
             self.look(rows);
         }
         self.threads.retain(|_, (kept, object)| match kept.read() {
