@@ -10,13 +10,13 @@ fn main() {
     let shared = env::var("DEP_FABSCOPE_HASH_INCLUDE").expect("run-format's build script tells its headers");
     println!("cargo::rerun-if-changed=bpf");
     println!("cargo::rerun-if-changed={shared}");
-    for side in ["host", "target"] {
+    for object in ["host", "target", "retransmits"] {
         SkeletonBuilder::new()
-            .source(format!("bpf/{side}.bpf.c"))
+            .source(format!("bpf/{object}.bpf.c"))
             .clang_args(["-Wall", "-Werror", "-mcpu=v3", "-I", "bpf", "-I", &shared])
-            .build_and_generate(out.join(format!("{side}.skel.rs")))
+            .build_and_generate(out.join(format!("{object}.skel.rs")))
             .unwrap_or_else(|error| {
-                panic!("bpf/{side}.bpf.c does not compile (is clang 14 or newer installed?): {error:#}")
+                panic!("bpf/{object}.bpf.c does not compile (is clang 14 or newer installed?): {error:#}")
             });
     }
     bindgen::Builder::default()

@@ -7,10 +7,11 @@ use run_format::{
     ClockPair, Kind, MetricKind, Nanos, Software, TelemetryBatch, TelemetryCollector, TelemetryLack,
     TelemetryMetric, TelemetryRow, TelemetrySeries, TelemetrySummary, TelemetryWriter,
 };
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use telemetry::{Batch, Metric, Options, Sampler, Series, State, Status, Subject};
+use telemetry::{Batch, Lack, Metric, Options, Sampler, Series, State, Status, Subject};
 
 /// What of it was asked for.
 #[derive(Clone, Debug, Default)]
@@ -88,7 +89,7 @@ impl Telemetry {
         if let (Some(every), Some(sink)) = (asked.every, sink) {
             let pid = software.pid.filter(|_| kind == Kind::Spdk);
             let rpc = asked.rpc.iter().cloned().collect();
-            let subject = Subject { pid, rpc, ..Subject::default() };
+            let subject = Subject { pid, rpc, retransmissions: Some(retransmissions), ..Subject::default() };
             let options = Options { every, subject, ..Options::default() };
             match Sampler::start(&options, move |batch| sink.give(written(batch))) {
                 Ok(sampler) => telemetry.sampler = Some(sampler),
@@ -160,6 +161,43 @@ impl Telemetry {
     }
 }
 
+/// Attaches what sees retransmissions.
+fn retransmissions() -> Result<Box<dyn telemetry::Retransmissions>, Lack> {
+    match kernel_probes::Retransmissions::attach() {
+        Ok(attached) => Ok(Box::new(Attached { attached, taken: Vec::new() })),
+        Err(error) => Err(Lack(error.to_string())),
+    }
+}
+
+/// The kernel's retransmissions as the collector takes them.
+#[derive(Debug)]
+struct Attached {
+    attached: kernel_probes::Retransmissions,
+    taken: Vec<kernel_probes::Retransmission>,
+}
+
+impl telemetry::Retransmissions for Attached {
+    fn only(&mut self, namespace: Option<u32>, local: &BTreeSet<u16>, remote: &BTreeSet<u16>) {
+        self.attached.of_namespace(namespace);
+        self.attached.of_ports(local, remote);
+    }
+
+    fn take(&mut self, into: &mut Vec<telemetry::Retransmission>) -> Result<(), Lack> {
+        let taken = self.attached.take(&mut self.taken);
+        into.extend(self.taken.drain(..).map(|seen| telemetry::Retransmission {
+            at: telemetry::Nanos(seen.at.0),
+            local: seen.local,
+            remote: seen.remote,
+            segments: seen.segments,
+        }));
+        taken.map_err(|error| Lack(error.to_string()))
+    }
+
+    fn lost(&self) -> u64 {
+        self.attached.lost()
+    }
+}
+
 /// A series for the run, and what the manifest says of it.
 fn read(
     path: &Path,
@@ -218,7 +256,11 @@ fn metric(metric: &Metric) -> TelemetryMetric {
     TelemetryMetric {
         name: metric.name.to_string(),
         unit: metric.unit.to_string(),
-        kind: if metric.kind.bits().is_some() { MetricKind::Counter } else { MetricKind::Gauge },
+        kind: match metric.kind {
+            telemetry::Kind::Gauge => MetricKind::Gauge,
+            telemetry::Kind::Counter32 | telemetry::Kind::Counter64 => MetricKind::Counter,
+            telemetry::Kind::Event => MetricKind::Event,
+        },
         bits: metric.kind.bits(),
     }
 }

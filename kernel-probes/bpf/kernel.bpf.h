@@ -12,6 +12,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include "kernel.h"
+#include "ends.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -168,16 +169,7 @@ static __always_inline void tcp_ends(struct kernel_queue *m, struct sock *sk)
 	if (!sk)
 		return;
 	m->encrypted = is_encrypted(sk);
-	m->family = BPF_CORE_READ(sk, __sk_common.skc_family);
-	m->local_port = BPF_CORE_READ(sk, __sk_common.skc_num);
-	m->remote_port = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
-	if (m->family == AF_INET) {
-		BPF_CORE_READ_INTO((__be32 *)m->local_address, sk, __sk_common.skc_rcv_saddr);
-		BPF_CORE_READ_INTO((__be32 *)m->remote_address, sk, __sk_common.skc_daddr);
-	} else if (m->family == AF_INET6) {
-		BPF_CORE_READ_INTO(&m->local_address, sk, __sk_common.skc_v6_rcv_saddr);
-		BPF_CORE_READ_INTO(&m->remote_address, sk, __sk_common.skc_v6_daddr);
-	}
+	READ_ENDS(m, sk);
 }
 
 /* struct sockaddr_in and sockaddr_in6, which the user interface fixes. */

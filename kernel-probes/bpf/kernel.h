@@ -72,4 +72,19 @@ struct kernel_event {
 	__u64 key; /* the queue's key where it has one, else 0 */
 };
 
+/* Segments that TCP sent again, at once. */
+struct kernel_retransmit {
+	__u64 at; /* ns */
+	__u32 segments;
+	__u16 family; /* as in kernel_queue */
+	__u16 local_port;
+	__u16 remote_port;
+	__u16 unused[3];
+	__u8 local_address[16];
+	__u8 remote_address[16];
+};
+
+/* Ports, one bit each. */
+#define KERNEL_PORT_BYTES 8192
+
 #endif /* FABSCOPE_KERNEL_H */

@@ -117,12 +117,25 @@ struct in6_addr {
 	} in6_u;
 };
 
+struct ns_common {
+	__u32 inum;
+};
+
+struct net {
+	struct ns_common ns;
+};
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
 struct sock_common {
 	__be32 skc_daddr;
 	__be32 skc_rcv_saddr;
 	__be16 skc_dport;
 	__u16 skc_num;
 	unsigned short skc_family;
+	possible_net_t skc_net;
 	struct in6_addr skc_v6_daddr;
 	struct in6_addr skc_v6_rcv_saddr;
 };
@@ -148,7 +161,15 @@ struct socket {
 	struct sock *sk;
 };
 
-struct sk_buff;
+struct sk_buff {
+	char cb[48];
+};
+
+/* What TCP keeps in `cb`. */
+struct tcp_skb_cb {
+	__u16 tcp_gso_segs;
+};
+
 struct page;
 
 /* What tcp_read_sock hands to its actor; the kernel's own name is a typedef of an unnamed structure. */

@@ -160,13 +160,18 @@ fn served_by(io_cpu: i32) -> Option<String> {
     (io_cpu >= 0 && i64::from(io_cpu) < cpus).then(|| format!("cpu {io_cpu}"))
 }
 
-fn address_text(family: u16, bytes: &[u8; 16]) -> Option<String> {
+/// An address of the kernel's; `None` where it is of no IP.
+pub(crate) fn address(family: u16, bytes: &[u8; 16]) -> Option<IpAddr> {
     match i32::from(family) {
-        libc::AF_INET => Some(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]).to_string()),
+        libc::AF_INET => Some(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]).into()),
         // A socket of IPv6 may carry IPv4; the other side then knows it as IPv4.
-        libc::AF_INET6 => Some(IpAddr::V6(Ipv6Addr::from(*bytes)).to_canonical().to_string()),
+        libc::AF_INET6 => Some(Ipv6Addr::from(*bytes).to_canonical()),
         _ => None,
     }
+}
+
+fn address_text(family: u16, bytes: &[u8; 16]) -> Option<String> {
+    address(family, bytes).map(|address| address.to_string())
 }
 
 fn text(bytes: &[std::ffi::c_char]) -> String {

@@ -39,9 +39,9 @@ pub use reader::Run;
 pub use release::{Release, urgently};
 pub use source::{Sink, Source};
 pub use telemetry::{
-    MetricKind, Point, Telemetry, TelemetryBatch, TelemetryCollector, TelemetryLack, TelemetryMetric,
-    TelemetryRow, TelemetrySeries, TelemetrySink, TelemetrySummary, TelemetryWriter, Timeline, increase,
-    rates,
+    MetricKind, Point, Telemetry, TelemetryBatch, TelemetryCollector, TelemetryEvent, TelemetryLack,
+    TelemetryMetric, TelemetryRow, TelemetrySeries, TelemetrySink, TelemetrySummary, TelemetryWriter,
+    Timeline, increase, rates,
 };
 pub use units::{Cid, Nanos, QueueId};
 pub use writer::RunWriter;

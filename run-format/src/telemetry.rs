@@ -2,8 +2,8 @@
 //! samples nothing and draws no conclusions.
 //!
 //! A value is a row when it changes; a row without a value says that the value is not known from then on. Each sample
-//! leaves one row of the metric `sampled`, so that at each of these times a value is what its last row says. Each file
-//! begins with all values, so that it reads without those before it. Files are written aside and renamed, like
+//! leaves one row of the metric `sampled`, so that at each of these times a value is what its last row says. An event
+//! is a row at its own moment, and nothing lasts of it. Each file begins with all values, so that it reads without those before it. Files are written aside and renamed, like
 //! segments of commands; `metrics.json` beside them says what each metric is.
 
 use crate::reader::{Place, segments};
@@ -44,6 +44,8 @@ pub enum MetricKind {
     Gauge,
     /// A count that only grows, wraps at its width, or begins anew.
     Counter,
+    /// Something that happened: each row is one, at its own moment, and no value lasts.
+    Event,
 }
 
 /// What a metric is.
@@ -54,7 +56,7 @@ pub struct TelemetryMetric {
     /// Its unit; empty where it is a plain number.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub unit: String,
-    /// Gauge or counter.
+    /// Gauge, counter or event.
     pub kind: MetricKind,
     /// The width at which a counter wraps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -344,8 +346,19 @@ pub struct Timeline {
     pub metric: TelemetryMetric,
     /// Whose values they are.
     pub object: String,
-    /// A point for each sample from the object's first on, in the order of time.
+    /// A point for each sample from the object's first on, in the order of time; of events one each.
     pub points: Vec<Point>,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TelemetryEvent {
+    /// When, `CLOCK_MONOTONIC`: its own moment, not a sample's.
+    pub at: Nanos,
+    /// To what.
+    pub object: String,
+    /// How much, in the metric's unit.
+    pub value: f64,
 }
 
 /// A value at a time.
@@ -411,8 +424,29 @@ impl Telemetry {
         Ok(samples)
     }
 
-    /// The timelines of a metric, one an object, by name: values of a gauge, rates a second of a counter. None where
-    /// the run has none of it.
+    /// What happened, in the order of time: all events of a metric. None where the run has none of it, or where it is no
+    /// metric of events.
+    ///
+    /// # Errors
+    /// When a file can not be read or lacks a column.
+    pub fn events(&self, collector: &str, metric: &str) -> Result<Vec<TelemetryEvent>, Error> {
+        let is_events = |m: &TelemetryMetric| m.name == metric && m.kind == MetricKind::Event;
+        let mut events = Vec::new();
+        if self.metrics.get(collector).is_some_and(|all| all.iter().any(is_events)) {
+            for path in self.of(collector) {
+                let rows = self.read(path, metric)?.into_iter().filter(|row| !row.sampled);
+                events.extend(rows.filter_map(|row| {
+                    Some(TelemetryEvent { at: Nanos(row.at), object: row.object, value: row.value? })
+                }));
+            }
+        }
+        // The sort is stable: of events at one time the one that was written first comes first.
+        events.sort_by_key(|event| event.at);
+        Ok(events)
+    }
+
+    /// The timelines of a metric, one an object, by name: values of a gauge, rates a second of a counter, events as
+    /// they came. None where the run has none of it.
     ///
     /// # Errors
     /// When a file can not be read or lacks a column.
@@ -451,7 +485,13 @@ impl Telemetry {
                 objects.entry(row.object).or_default().push((row.at, row.value));
             }
             for (object, rows) in objects {
-                points.entry(object).or_default().extend(filled(&samples, rows));
+                let points = points.entry(object).or_default();
+                match is.kind {
+                    MetricKind::Event => {
+                        points.extend(rows.into_iter().map(|(at, value)| Point { at: Nanos(at), value }));
+                    }
+                    MetricKind::Gauge | MetricKind::Counter => points.extend(filled(&samples, rows)),
+                }
             }
         }
         let line = |(object, mut points): (String, Vec<Point>)| {
@@ -580,6 +620,7 @@ mod tests {
             metric("level", MetricKind::Gauge, None),
             metric("count", MetricKind::Counter, Some(32)),
             metric(SAMPLED, MetricKind::Gauge, None),
+            metric("struck", MetricKind::Event, None),
         ]
         .into()
     }
@@ -643,6 +684,32 @@ mod tests {
         assert_eq!(telemetry.samples("tcp").unwrap().len(), 5);
         assert!(telemetry.timelines("tcp", "nothing").unwrap().is_empty());
         assert!(telemetry.timelines("tc", "level").unwrap().is_empty());
+    }
+
+    #[test]
+    fn events_have_their_own_times_and_do_not_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = run(folder.path());
+        let writer = TelemetryWriter::create(&directory).unwrap();
+        let sink = writer.sink().unwrap();
+        let sampled = |at| row(at, 2, "", Some(0.0));
+        // Two at one time, two alike, and one in the next file.
+        let first = [row(2, 3, "a", Some(1.0)), row(2, 3, "b", Some(4.0)), row(3, 3, "a", Some(1.0))];
+        sink.give(batch(true, [vec![sampled(1)], first.to_vec(), vec![sampled(5)]].concat()));
+        sink.give(batch(true, vec![row(6, 3, "a", Some(2.0)), sampled(7), sampled(8)]));
+        drop(sink);
+        writer.close().unwrap();
+        let telemetry = Run::open(&directory).unwrap().telemetry().unwrap();
+        let events = telemetry.events("tcp", "struck").unwrap();
+        let told: Vec<(u64, &str, f64)> =
+            events.iter().map(|e| (e.at.0 / 1_000_000_000, e.object.as_str(), e.value)).collect();
+        assert_eq!(told, [(2, "a", 1.0), (2, "b", 4.0), (3, "a", 1.0), (6, "a", 2.0)]);
+        let lines = telemetry.timelines("tcp", "struck").unwrap();
+        assert_eq!(points(&lines[0]), [(2, Some(1.0)), (3, Some(1.0)), (6, Some(2.0))]);
+        for other in ["level", "nothing", SAMPLED] {
+            assert!(telemetry.events("tcp", other).unwrap().is_empty());
+        }
+        assert!(telemetry.events("none", "struck").unwrap().is_empty());
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! programs only.
 
 mod duration;
+pub mod network;
 mod report;
 pub mod spawn;
 

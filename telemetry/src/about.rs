@@ -13,15 +13,18 @@ pub enum Kind {
     Counter32,
     /// A count that only grows until it begins anew: 2^64 is never reached.
     Counter64,
+    /// Something that happened, at its own moment: every row is one, and no value lasts.
+    Event,
 }
 
 impl Kind {
-    /// `gauge` or `counter`.
+    /// `gauge`, `counter` or `event`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Gauge => "gauge",
             Kind::Counter32 | Kind::Counter64 => "counter",
+            Kind::Event => "event",
         }
     }
 
@@ -29,7 +32,7 @@ impl Kind {
     #[must_use]
     pub const fn bits(self) -> Option<u8> {
         match self {
-            Kind::Gauge => None,
+            Kind::Gauge | Kind::Event => None,
             Kind::Counter32 => Some(32),
             Kind::Counter64 => Some(64),
         }
@@ -43,7 +46,7 @@ pub struct Metric {
     pub name: Cow<'static, str>,
     /// Its unit; empty where it is a plain number.
     pub unit: Cow<'static, str>,
-    /// Gauge or counter.
+    /// Gauge, counter or event.
     pub kind: Kind,
     /// What it is.
     pub meaning: &'static str,

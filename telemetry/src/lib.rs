@@ -19,7 +19,9 @@ mod text;
 
 pub use about::{About, Kind, Metric, SAMPLED, all, table};
 pub use clock::{Nanos, monotonic, thread_cpu};
-pub use collect::{Collector, Lack, Opened, Places, Subject, open};
+pub use collect::{
+    Collector, Lack, OpenRetransmissions, Opened, Places, Retransmission, Retransmissions, Subject, open,
+};
 pub use rows::{Batch, Known, ObjectId, Row, Rows};
 pub use sampler::{CollectorStatus, Options, Sampler, State, Status};
 pub use series::{ClockPair, Series, SeriesError, Told, wall_to_monotonic};

@@ -3,7 +3,7 @@
 //! A value is a row when it changes: most counters of most CPUs, interfaces and connections stand still most of the
 //! time. A row without a value says that the value is not known from then on (the connection ended, the device went).
 //! Each sample leaves one row of the metric `sampled`, so the rest is known: at each of these times, a value is what
-//! its last row says. Every so often all values are rows again ([`Rows::anew`]), so that what is before them can be
+//! its last row says. An event is a row of its own, at its own moment, and nothing lasts of it. Every so often all values are rows again ([`Rows::anew`]), so that what is before them can be
 //! lost.
 
 use crate::{About, Kind, Metric, Nanos, SAMPLED};
@@ -199,6 +199,13 @@ impl Rows {
             slot.last = Some(value);
             self.rows.push(Row { at, metric, object: Arc::clone(&place.name), value: Some(value) });
         }
+    }
+
+    /// Something that happened at a moment, between the sample before and this one.
+    pub fn event(&mut self, object: ObjectId, metric: impl Into<u16>, at: Nanos, value: f64) {
+        let Some(place) = self.objects.get(object.0 as usize).filter(|_| value.is_finite()) else { return };
+        let object = Arc::clone(&place.name);
+        self.rows.push(Row { at, metric: metric.into(), object, value: Some(value) });
     }
 
     /// [`Rows::put`] of a count.

@@ -15,6 +15,7 @@ mod pressure;
 mod queues;
 mod rdma;
 mod reactors;
+mod retransmits;
 mod rpc;
 mod sched;
 mod smart;
@@ -25,11 +26,15 @@ mod tcp;
 mod threads;
 
 use crate::{About, Nanos, Rows};
+pub use retransmits::{OpenRetransmissions, Retransmission, Retransmissions};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 /// All of them, in the order of the documents.
 pub(crate) const ABOUT: &[&About] = &[
     &tcp::ABOUT,
+    &retransmits::ABOUT,
     &netstat::ABOUT,
     &nic::ABOUT,
     &ethtool::ABOUT,
@@ -86,6 +91,23 @@ pub struct Subject {
     pub ports: Vec<u16>,
     /// Sockets on which it may answer SPDK's RPC, the likeliest first; where there are none, all that it listens on.
     pub rpc: Vec<PathBuf>,
+    /// What sees retransmissions, where they are to be seen.
+    pub retransmissions: Option<OpenRetransmissions>,
+}
+
+/// The TCP ports of the connections that are sampled, as far as they are known: `tcp` finds them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ports {
+    pub(crate) local: BTreeSet<u16>,
+    pub(crate) remote: BTreeSet<u16>,
+}
+
+impl Ports {
+    /// Whether a connection is of one of them; any is where none is known.
+    pub(crate) fn has(&self, local: u16, remote: u16) -> bool {
+        let unknown = self.local.is_empty() && self.remote.is_empty();
+        unknown || self.local.contains(&local) || self.remote.contains(&remote)
+    }
 }
 
 /// Why a collector has nothing to collect here, or can not go on.
@@ -119,8 +141,10 @@ pub fn open(places: &Places, subject: &Subject) -> Vec<(&'static About, Opened)>
     fn boxed<C: Collector + 'static>(opened: Result<C, Lack>) -> Opened {
         opened.map(|collector| Box::new(collector) as Box<dyn Collector>)
     }
+    let ports = Arc::new(Mutex::new(Ports::default()));
     vec![
-        (&tcp::ABOUT, boxed(tcp::Tcp::open(places, subject))),
+        (&tcp::ABOUT, boxed(tcp::Tcp::open(places, subject, &ports))),
+        (&retransmits::ABOUT, boxed(retransmits::Retransmits::open(places, subject, &ports))),
         (&netstat::ABOUT, boxed(netstat::Netstat::open(places))),
         (&nic::ABOUT, boxed(nic::Nic::open(places))),
         (&ethtool::ABOUT, boxed(ethtool::Ethtool::open(places))),

@@ -1,12 +1,12 @@
-//! What the kernel knows of each NVMe/TCP connection, by sock_diag(7). It sees no packets and no events: a
-//! retransmission is told by its counters' growth.
+//! What the kernel knows of each NVMe/TCP connection, by sock_diag(7). It sees no packets and no events: `retransmits`
+//! sees those, of the ports that are found here.
 //!
 //! A dump of all connections walks the kernel's whole table, which has hundreds of thousands of places on a large
 //! machine however few connections there are. So connections are looked for only now and then, by a dump that the
 //! kernel filters by port; in between each known one is asked for by its own address, which is one look into the
 //! table.
 
-use super::{Again, Collector, Lack, Places, Subject, attribute, names};
+use super::{Again, Collector, Lack, Places, Ports, Subject, attribute, names};
 use crate::about::metrics;
 use crate::text::{Name, value};
 use crate::{About, Nanos, ObjectId, Rows};
@@ -22,6 +22,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 metrics! {
     Rtt = "rtt", "us", Gauge, "smoothed round-trip time";
@@ -69,7 +70,7 @@ pub(super) const ABOUT: About = About {
     waits: false,
     metrics: METRICS,
     further: "",
-    lacks: "what the kernel is too old for (send window before 5.4, out-of-order before 5.4); connections that lasted less than 2 s may be missed; single retransmissions have no events, their counters' growth stands for them",
+    lacks: "what the kernel is too old for (send window before 5.4, out-of-order before 5.4); connections that lasted less than 2 s may be missed",
 };
 
 /// Between looks for connections that came, ns.
@@ -145,10 +146,12 @@ pub(super) struct Tcp {
     request: Vec<u8>,
     /// The kernel refused the filter.
     unfiltered: bool,
+    /// The ports of the connections, for those who look for nothing themselves.
+    ports: Arc<Mutex<Ports>>,
 }
 
 impl Tcp {
-    pub(super) fn open(places: &Places, subject: &Subject) -> Result<Tcp, Lack> {
+    pub(super) fn open(places: &Places, subject: &Subject, ports: &Arc<Mutex<Ports>>) -> Result<Tcp, Lack> {
         let kernel = match subject.pid {
             None => open_socket().map_err(|e| refused(&e))?,
             Some(pid) => in_namespace_of(&places.proc, pid)?,
@@ -162,6 +165,7 @@ impl Tcp {
             buffer: vec![0; 1 << 16],
             request: Vec::new(),
             unfiltered: false,
+            ports: Arc::clone(ports),
         })
     }
 
@@ -193,6 +197,7 @@ impl Tcp {
         self.connections.clear();
         let filter = if self.unfiltered { Vec::new() } else { filter(&wanted) };
         let (connections, mut more) = (&mut self.connections, false);
+        let mut ports = Ports { local: wanted.local.clone(), remote: wanted.remote.clone() };
         let mut take = |socket: &Socket<'_>| {
             if !wanted.has(socket) {
                 return;
@@ -200,6 +205,11 @@ impl Tcp {
             if connections.len() >= CONNECTIONS {
                 more = true;
                 return;
+            }
+            if wanted.sockets.is_some() && !wanted.local.contains(&socket.port(0)) {
+                // One of its own, and those that it will have to the same place.
+                ports.local.insert(socket.port(0));
+                ports.remote.insert(socket.port(2));
             }
             let name = socket.name();
             if let (Some(object), Some(id)) = (rows.object(name.as_str()), socket.id()) {
@@ -214,6 +224,7 @@ impl Tcp {
             dumped => dumped,
         };
         dumped.map_err(|e| refused(&e))?;
+        *self.ports.lock().unwrap_or_else(PoisonError::into_inner) = ports;
         if more {
             rows.lack("", &format!("more than {CONNECTIONS} connections: the others are left out"));
         }
@@ -626,7 +637,7 @@ mod tests {
             let (other, _other) = pair(address);
             let port = far.local_addr().unwrap().port();
             let subject = Subject { ports: vec![port, 1, 2], ..Subject::default() };
-            let mut tcp = Tcp::open(&Places::default(), &subject).unwrap();
+            let mut tcp = Tcp::open(&Places::default(), &subject, &Arc::default()).unwrap();
             let mut rows = Rows::new(&ABOUT);
             let before = sample(&mut tcp, &mut rows, 1);
             assert!(!tcp.unfiltered);
@@ -657,7 +668,7 @@ mod tests {
         let (mut near, far) = pair("127.0.0.1:0");
         let subject = Subject { ports: vec![far.local_addr().unwrap().port()], ..Subject::default() };
         near.write_all(&[1; 5_000]).unwrap();
-        let mut tcp = Tcp::open(&Places::default(), &subject).unwrap();
+        let mut tcp = Tcp::open(&Places::default(), &subject, &Arc::default()).unwrap();
         let found = sample(&mut tcp, &mut Rows::new(&ABOUT), 1);
         let waiting: f64 = found.iter().filter(|(k, _)| k.1 == "receive_queue").map(|(_, v)| v).sum();
         assert_eq!(waiting, 5_000.0);
@@ -667,12 +678,15 @@ mod tests {
     fn a_process_s_own_connections_are_found_without_ports() {
         let (near, _far) = pair("127.0.0.1:0");
         let subject = Subject { pid: Some(std::process::id()), ..Subject::default() };
-        let mut tcp = Tcp::open(&Places::default(), &subject).unwrap();
+        let mut tcp = Tcp::open(&Places::default(), &subject, &Arc::default()).unwrap();
         let found = sample(&mut tcp, &mut Rows::new(&ABOUT), 1);
+        let ports = tcp.ports.lock().unwrap().clone();
+        let (from, to) = (near.local_addr().unwrap().port(), near.peer_addr().unwrap().port());
+        assert!(ports.local.contains(&from) && ports.remote.contains(&to), "{ports:?}");
         let name = format!("{}>{}", near.local_addr().unwrap(), near.peer_addr().unwrap());
         assert!(found.contains_key(&key(&name, "rtt")), "{found:?}");
         let gone = Subject { pid: Some(u32::MAX), ..Subject::default() };
-        assert!(Tcp::open(&Places::default(), &gone).is_err());
+        assert!(Tcp::open(&Places::default(), &gone, &Arc::default()).is_err());
     }
 
     #[test]
