@@ -31,6 +31,8 @@ pub enum Subcommand {
     Report(Report),
     /// Say which stage moved between runs, by how much and how surely.
     Compare(Compare),
+    /// Name the cause of what is slow in a host's and a target's run, with its evidence; or say what it is not.
+    Diagnose(Diagnose),
     /// Print the JSON schema of what a subcommand prints with --format json.
     Schema(Schema),
 }
@@ -263,6 +265,38 @@ pub enum CompareFormat {
     Junit,
 }
 
+/// Names a cause only where its own evidence holds and explains a good part of what is slow; what is not found is ruled
+/// out with the figure that does it, or can not be told for want of something that is named. No cause found is an
+/// answer: exit code 0. 3 where a service level does not hold, 4 where there is too little data.
+#[derive(Debug, Args)]
+pub struct Diagnose {
+    /// The host's run, or a directory that holds a host's and a target's.
+    #[arg(value_name = "HOST.run")]
+    pub first: PathBuf,
+    /// The target's run.
+    #[arg(value_name = "TARGET.run")]
+    pub second: Option<PathBuf>,
+    /// Runs of the same load when all was well, to measure against: HOST.run,TARGET.run or a directory with both.
+    #[arg(long, value_name = "HOST.run,TARGET.run|DIR")]
+    pub baseline: Option<PathBuf>,
+    /// What has to hold, such as latency.p99<=500us,read/4096:storage.p50<=80us; may be given several times.
+    #[arg(long, value_name = "SLO", value_delimiter = ',', value_parser = joiner::Slo::parse)]
+    pub slo: Vec<joiner::Slo>,
+    /// How much memory to take at most, about. Of runs that do not fit, the first part that does is diagnosed.
+    #[arg(long, value_name = "SIZE", default_value = "2GiB", value_parser = signed(memory), allow_hyphen_values = true)]
+    pub memory: u64,
+    /// A table for a person, JSON for a program, or Markdown for an issue.
+    #[arg(long, value_enum, default_value_t = DiagnoseFormat::Table)]
+    pub format: DiagnoseFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DiagnoseFormat {
+    Table,
+    Json,
+    Markdown,
+}
+
 #[derive(Debug, Args)]
 pub struct Demo {
     /// Keep the recorded runs in this directory, in place of an earlier demo's.
@@ -293,6 +327,8 @@ pub enum SchemaOf {
     ProbeBaseline,
     /// `compare --format json`.
     Compare,
+    /// `diagnose --format json`.
+    Diagnose,
 }
 
 /// What a value is whose first character is a hyphen: another option, where one was left out. Only numbers below

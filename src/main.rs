@@ -5,6 +5,7 @@ mod cli;
 mod compare;
 mod counting;
 mod demo;
+mod diagnose;
 mod exit;
 mod overhead;
 mod price;
@@ -26,6 +27,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let result = match cli::Cli::parse().command {
         cli::Subcommand::Compare(options) => compare::run(&options),
+        cli::Subcommand::Diagnose(options) => diagnose::run(&options),
         cli::Subcommand::Demo(options) => demo::run(&options),
         cli::Subcommand::Probe(what) => probe::run(&what),
         cli::Subcommand::Record(what) => record::run(&what),

@@ -16,6 +16,7 @@ pub fn run(options: &Schema) -> Result<ExitCode> {
         SchemaOf::Probe => probe::SCHEMA,
         SchemaOf::ProbeBaseline => probe::COMPARISON_SCHEMA,
         SchemaOf::Compare => joiner::COMPARE_SCHEMA,
+        SchemaOf::Diagnose => joiner::DIAGNOSE_SCHEMA,
     };
     print(text)?;
     Ok(ExitCode::SUCCESS)

@@ -860,6 +860,11 @@ impl Joined {
         self.clock.as_ref().map_or((0, 0), |c| c.offset(received))
     }
 
+    /// A time of the target's clock on the host's; as it is where the relation of the clocks was not found.
+    pub(crate) fn host_time(&self, t: i64) -> i64 {
+        self.clock.as_ref().map_or(t, |clock| t.saturating_add(clock.offset(t).0))
+    }
+
     /// From when to when both sides were armed at once, as [`Inside::in_both`] has it.
     pub(crate) fn in_both(&self) -> Option<Vec<(i64, i64)>> {
         let slices = [self.host.slices.as_deref(), self.target.slices.as_deref()];

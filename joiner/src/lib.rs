@@ -2,11 +2,13 @@
 //! directories: it knows no probes, needs no root, and draws nothing but text.
 //!
 //! [`join`] matches the commands of the two sides; [`report`] says where their time went; [`host_report`]
-//! and [`target_report`] say what one side alone can know; [`compare`] says what moved between runs.
+//! and [`target_report`] say what one side alone can know; [`compare`] says what moved between runs;
+//! [`diagnose`] names the cause of what is slow, with its evidence.
 
 mod clock;
 mod compare;
 mod describe;
+mod diagnose;
 mod error;
 mod frame;
 mod gather;
@@ -31,11 +33,16 @@ mod tails;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod timeline;
 
 pub use compare::{
     BoundaryPair, COMPARE_SCHEMA, Cell, ClassComparison, ClassName, CompareOptions, Comparison, Difference,
     Failure, Floor, Form, Gate, GateResult, Input, LoadFigures, Outcome, Repetition, Row, SideOf, Statistic,
     Verdict, compare,
+};
+pub use diagnose::{
+    Cause, DIAGNOSE_FORMAT, DIAGNOSE_SCHEMA, DiagnoseOptions, Diagnosis, Evidence, Finding, Judged,
+    QueueLevel, ServiceLevel, Slo, SloResult, StageLevel, Stall, diagnose, diagnose_guide,
 };
 pub use error::Error;
 pub use join::{Accounting, Aside, BoundaryFigures, ClockFigures, JoinOptions, Joined, Pair, SetAside, join};
@@ -46,4 +53,4 @@ pub use report::{
     Class, FioFigures, GroupBy, Report, ReportOptions, SCHEMA, host_report, report, target_report,
 };
 pub use stats::Distribution;
-pub use tails::{Cause, Otherwise, Tail};
+pub use tails::{Cause as TailCause, Otherwise, Tail};

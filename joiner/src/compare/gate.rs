@@ -130,9 +130,35 @@ impl Gate {
     }
 
     fn is_for(&self, class: &ClassName) -> bool {
-        !class.error
-            && self.operation.is_none_or(|o| o == class.operation)
-            && self.bytes.is_none_or(|b| b == class.bytes)
+        !class.error && self.means(class.operation, class.bytes)
+    }
+
+    /// Whether commands of an operation and size are meant.
+    pub(crate) fn means(&self, operation: Operation, bytes: u32) -> bool {
+        self.operation.is_none_or(|o| o == operation) && self.bytes.is_none_or(|b| b == bytes)
+    }
+
+    /// Whether it names an operation.
+    pub(crate) fn is_of_one_operation(&self) -> bool {
+        self.operation.is_some()
+    }
+
+    /// The name of what it is about: `latency` or a stage's.
+    pub(crate) fn row(&self) -> &str {
+        &self.row
+    }
+
+    /// The figure of it.
+    pub(crate) fn statistic(&self) -> Statistic {
+        self.statistic
+    }
+
+    /// The bound, ns, where it is a time and no change.
+    pub(crate) fn limit_ns(&self) -> Option<f64> {
+        match self.bound {
+            Bound::Absolute(ns) => Some(ns),
+            Bound::Ratio(_) | Bound::Difference(_) => None,
+        }
     }
 }
 

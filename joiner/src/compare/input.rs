@@ -56,6 +56,11 @@ impl Input {
         }
     }
 
+    /// As a person gave it.
+    pub(crate) fn given(&self) -> &str {
+        &self.given
+    }
+
     /// The host's run, where there is one.
     #[must_use]
     pub fn host(&self) -> Option<&Run> {

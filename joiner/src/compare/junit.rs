@@ -19,7 +19,13 @@ impl Failure {
     /// Of an error's text.
     #[must_use]
     pub fn new(error: impl Into<String>) -> Failure {
-        Failure { format: super::FORMAT, error: error.into() }
+        Failure::of(super::FORMAT, error)
+    }
+
+    /// Of an error's text, in the place of another format.
+    #[must_use]
+    pub fn of(format: &'static str, error: impl Into<String>) -> Failure {
+        Failure { format, error: error.into() }
     }
 
     /// As JUnit XML: one test case, with an error.

@@ -1,0 +1,136 @@
+//! Ties retransmissions to the very commands that were in flight on their queue. What they mean is the rules' to say.
+
+use super::facts::{Facts, Row, sides};
+use crate::timeline::is_of_queue;
+use run_format::{Side, Stage};
+use serde::Serialize;
+
+/// Where only the growth of a counter is known, commands are tied to it whose network took at least so many times its
+/// median: a sample is 100 ms long, in which most commands on the queue saw nothing of it.
+const SLOW: i64 = 2;
+/// Stalls that are kept; the rest is the same again.
+const KEPT: usize = 10_000;
+
+/// Retransmissions on a queue's connection, and the commands that were in flight.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Stall {
+    /// Whose kernel sent again.
+    pub side: Side,
+    /// The queue.
+    pub queue: String,
+    /// The connection, as that side's telemetry names it.
+    pub connection: String,
+    /// Between when, on the host's clock: the same twice where each one was seen.
+    pub from_ns: i64,
+    /// And when.
+    pub to_ns: i64,
+    /// Segments that were sent again.
+    pub segments: f64,
+    /// Commands in flight on the queue; of a sample's growth, those that were slow in the network.
+    pub commands: u64,
+    /// Their median time in the network, ns; null where there are none.
+    pub network_ns: Option<i64>,
+    /// What is normal for the same commands: the median of their classes' medians, ns.
+    pub normal_ns: Option<i64>,
+    /// The longest of them, from end to end, ns.
+    pub slowest_ns: Option<i64>,
+    /// Which they are, by their places in the order of beginning: what the rules go by.
+    #[serde(skip)]
+    pub(crate) rows: Vec<usize>,
+    /// Place of the queue.
+    #[serde(skip)]
+    pub(crate) place: usize,
+}
+
+/// All retransmissions on connections of the queues, in order of time.
+pub(super) fn stalls(facts: &Facts<'_>) -> Vec<Stall> {
+    let mut stalls = Vec::new();
+    for (place, queue) in facts.queues.iter().enumerate() {
+        let longest = queue.rows.iter().map(|&n| facts.rows[n].recv - facts.rows[n].sent).max().unwrap_or(0);
+        for side in sides() {
+            let of_side = match side {
+                Side::Host => &queue.host,
+                Side::Target => &queue.target,
+            };
+            // A side that does not know its ends goes by what the other knows.
+            let known = if of_side.host.is_some() { of_side } else { &queue.host };
+            let mut add = |object: &str, from: i64, to: i64, segments: f64| {
+                let rows = in_flight(facts, place, longest, (from, to));
+                stalls.push(stall(facts, place, side, object, (from, to), segments, rows));
+            };
+            if facts.timeline.watched(side) {
+                let here = facts.timeline.retransmissions().iter();
+                let mut events: Vec<(i64, &str, f64)> = Vec::new();
+                for event in here.filter(|e| e.side == side && is_of_queue(&e.object, side, known)) {
+                    match events.last_mut() {
+                        Some(last) if last.0 == event.at && last.1 == event.object => {
+                            last.2 += event.segments
+                        }
+                        _ => events.push((event.at, &event.object, event.segments)),
+                    }
+                }
+                events.into_iter().for_each(|(at, object, n)| add(object, at, at, n));
+                continue;
+            }
+            for line in facts.timeline.lines(side, "tcp", "retransmitted") {
+                if is_of_queue(&line.object, side, known) {
+                    for span in line.spans.iter().filter(|s| s.grown() > 0.5) {
+                        add(&line.object, span.from, span.to, span.grown().round());
+                    }
+                }
+            }
+        }
+    }
+    stalls.sort_by_key(|stall: &Stall| (stall.from_ns, stall.place));
+    stalls.truncate(KEPT);
+    stalls
+}
+
+/// The commands on the wire between when and when; of a stretch of time, those that were slow.
+fn in_flight(facts: &Facts<'_>, place: usize, longest: i64, (from, to): (i64, i64)) -> Vec<usize> {
+    let rows = &facts.queues[place].rows;
+    let until = rows.partition_point(|&n| facts.rows[n].sent <= to);
+    let since = rows.partition_point(|&n| facts.rows[n].sent < from.saturating_sub(longest));
+    let slow = |row: &Row| row.stage(Stage::Network) > SLOW * network_median(facts, row);
+    rows.get(since..until)
+        .unwrap_or(&[])
+        .iter()
+        .copied()
+        .filter(|&n| facts.rows[n].recv >= from && (from == to || slow(&facts.rows[n])))
+        .collect()
+}
+
+/// The median of the network's stage in a command's class.
+pub(super) fn network_median(facts: &Facts<'_>, row: &Row) -> i64 {
+    facts.class(row).stage_medians[Stage::Network as usize].max(1)
+}
+
+fn stall(
+    facts: &Facts<'_>,
+    place: usize,
+    side: Side,
+    object: &str,
+    (from_ns, to_ns): (i64, i64),
+    segments: f64,
+    rows: Vec<usize>,
+) -> Stall {
+    let median = |of: &dyn Fn(&Row) -> i64| {
+        let mut values: Vec<i64> = rows.iter().map(|&n| of(&facts.rows[n])).collect();
+        values.sort_unstable();
+        values.get(values.len() / 2).copied()
+    };
+    Stall {
+        side,
+        queue: facts.queues[place].name.clone(),
+        connection: object.to_owned(),
+        from_ns,
+        to_ns,
+        segments,
+        commands: rows.len() as u64,
+        network_ns: median(&|row| row.stage(Stage::Network)),
+        normal_ns: median(&|row| network_median(facts, row)),
+        slowest_ns: rows.iter().map(|&n| facts.rows[n].latency).max(),
+        rows,
+        place,
+    }
+}
