@@ -1,6 +1,7 @@
 //! The command line: each flag is defined here, once.
 
-use clap::{Args, Parser, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -192,6 +193,9 @@ pub struct Report {
     /// Show the parts of each stage too.
     #[arg(long)]
     pub detail: bool,
+    /// List so many of the slowest commands, each with its stages and their parts.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = slowest, hide_default_value = true, allow_negative_numbers = true)]
+    pub slowest: usize,
     /// How much memory to take at most, about. Runs that do not fit are read part after part, and their percentiles
     /// are then within 0.1 %.
     #[arg(long, value_name = "SIZE", default_value = "2GiB", value_parser = signed(memory), allow_hyphen_values = true)]
@@ -349,6 +353,16 @@ fn signed<T, E: std::fmt::Display>(
     }
 }
 
+/// Whether it would make no sense with a unit either.
+pub(crate) fn is_nothing(number: &str) -> bool {
+    number.trim().is_empty() || number.trim().parse::<f64>().is_ok_and(|number| number == 0.0)
+}
+
+/// Ends as clap does where the options that were given do not go together.
+pub(crate) fn conflict(what: &str) -> ! {
+    Cli::command().error(ErrorKind::ArgumentConflict, what).exit()
+}
+
 /// An amount of memory with its unit, as bytes. Units are those of 1024 and of 1000, in any case.
 fn memory(text: &str) -> Result<u64, String> {
     let unit_at = text.find(|c: char| !c.is_ascii_digit() && !"-.".contains(c)).unwrap_or(text.len());
@@ -362,6 +376,7 @@ fn memory(text: &str) -> Result<u64, String> {
         "mb" => 1_000_000,
         "gb" => 1_000_000_000,
         "tb" => 1_000_000_000_000,
+        "" if is_nothing(number) => return Err("write an amount with its unit, such as 2GiB".into()),
         "" => return Err(format!("{text:?} has no unit: write {text}GiB, or KiB, MiB, TiB, KB, MB, GB, TB")),
         _ => {
             return Err(format!(
@@ -371,7 +386,10 @@ fn memory(text: &str) -> Result<u64, String> {
     };
     let number: f64 = number.parse().map_err(|_| format!("{number:?} is not a number"))?;
     let bytes = number * bytes as f64;
-    if !(joiner::Bounds::LEAST as f64..=1e18).contains(&bytes) {
+    if bytes > 1e18 {
+        return Err("more than any machine has: write 2GiB, or how much memory there is to take".into());
+    }
+    if !bytes.ge(&(joiner::Bounds::LEAST as f64)) {
         return Err(format!("must be at least {} MiB", joiner::Bounds::LEAST >> 20));
     }
     Ok(bytes as u64)
@@ -387,6 +405,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         "s" => 1e9,
         "m" => 60e9,
         "h" => 3600e9,
+        "" if is_nothing(number) => return Err("write a time with its unit, such as 30s or 500ms".into()),
         "" => return Err(format!("{text:?} has no unit: write {text}s, or ms, us, m, h")),
         _ => return Err(format!("{unit:?} is not a unit of time: use us, ms, s, m or h")),
     };
@@ -396,6 +415,18 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         return Err("must be more than nothing and less than 30 years".into());
     }
     Ok(Duration::from_nanos(nanos as u64))
+}
+
+/// How many commands to list one by one.
+fn slowest(text: &str) -> Result<usize, String> {
+    const MOST: usize = 100_000;
+    let number = text.parse().map_err(|_| format!("{text:?} is not a number of commands"))?;
+    if number > MOST {
+        return Err(format!(
+            "at most {MOST}: the runs' commands are Parquet files, which take more questions"
+        ));
+    }
+    Ok(number)
 }
 
 /// A probability in per cent, as a share.
@@ -443,9 +474,24 @@ mod tests {
         ] {
             assert_eq!(super::memory(text), Ok(bytes), "{text}");
         }
-        for bad in
-            ["2", "", "GiB", "0GiB", "127MiB", "-1GiB", "1.2.3GiB", "5 acres", "NaNGiB", "9999999999999GiB"]
-        {
+        assert!(super::memory("99999999TiB").unwrap_err().contains("more than any"));
+        assert!(
+            !super::memory("0").unwrap_err().contains("0GiB")
+                && super::memory("2").unwrap_err().contains("2GiB")
+        );
+        for bad in [
+            "2",
+            "0",
+            "",
+            "GiB",
+            "0GiB",
+            "127MiB",
+            "-1GiB",
+            "1.2.3GiB",
+            "5 acres",
+            "NaNGiB",
+            "9999999999999GiB",
+        ] {
             assert!(super::memory(bad).is_err(), "{bad}");
         }
     }
@@ -483,7 +529,8 @@ mod tests {
     fn durations_need_a_unit() {
         assert_eq!(duration("1.5ms"), Ok(Duration::from_micros(1500)));
         assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
-        for bad in ["5", "", "s", "0s", "-1s", "1.2.3s", "5 parsecs", "1e30s", "NaNs", "99999999999h"] {
+        assert!(!duration("0").unwrap_err().contains("0s,") && !duration("").unwrap_err().contains("\"\""));
+        for bad in ["5", "0", "", "s", "0s", "-1s", "1.2.3s", "5 parsecs", "1e30s", "NaNs", "99999999999h"] {
             assert!(duration(bad).is_err(), "{bad}");
         }
     }

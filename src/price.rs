@@ -63,7 +63,9 @@ impl Budget {
             "ns" => 1.0,
             "us" | "µs" => 1e3,
             "ms" => 1e6,
-            "" if number.is_empty() => return Err("write a share such as 2%, or a time such as 1us".into()),
+            "" if crate::cli::is_nothing(number) => {
+                return Err("write a share such as 2%, or a time such as 1us".into());
+            }
             "" => {
                 return Err(format!(
                     "{text:?} has no unit: write {text}% of a command's time, or {text}us, ns or ms for each command"

@@ -1,15 +1,13 @@
 //! `fabscope record host|target`: chooses the source, attaches it, and records.
 
-use crate::cli::{Record, RecordCommon, RecordSide, RecordTarget, SourceKind};
+use crate::cli::{Record, RecordCommon, RecordSide, RecordTarget, SourceKind, conflict};
 use crate::price::{self, Agreed, Asked, Choice};
 use crate::recorder::{self, Plan};
 use crate::signals::Signals;
 use crate::software::{self, Software};
 use crate::window::Wanted;
 use crate::{telemetry, workload};
-use anyhow::{Result, bail};
-use clap::CommandFactory;
-use clap::error::ErrorKind;
+use anyhow::Result;
 use run_format::{RunWriter, Side};
 use std::io::Write;
 use std::path::Path;
@@ -27,7 +25,7 @@ pub fn run(what: &Record) -> Result<ExitCode> {
         Record::Target(options) => (Side::Target, &options.side),
     };
     if let Record::Target(options) = what {
-        check_source(options)?;
+        check_source(options);
     }
     check_labels(&common.label);
     // What the recording would fail at later is refused before the system under test is touched, and before
@@ -41,8 +39,8 @@ pub fn run(what: &Record) -> Result<ExitCode> {
     };
     let software = software::find(side, *kernel, common.spdk.as_deref())?;
     if let (Software::Kernel, Some(SourceKind::Trace | SourceKind::Hybrid)) = (&software, asked) {
-        bail!(
-            "--source is for SPDK's target, and the kernel's would be recorded: name the program with --spdk"
+        conflict(
+            "--source is for SPDK's target, and the kernel's would be recorded: name the program with --spdk",
         )
     }
     let options = spdk_options(common);
@@ -79,27 +77,26 @@ pub fn run(what: &Record) -> Result<ExitCode> {
 fn check_labels(labels: &[(String, String)]) {
     let again = labels.iter().enumerate().find(|(n, (name, _))| labels[..*n].iter().any(|l| l.0 == *name));
     if let Some((_, (name, _))) = again {
-        let wrong = format!("the label {name} is given twice");
-        crate::cli::Cli::command().error(ErrorKind::ArgumentConflict, wrong).exit()
+        conflict(&format!("the label {name} is given twice"))
     }
 }
 
 /// Refuses what a source can not do.
-fn check_source(options: &RecordTarget) -> Result<()> {
+fn check_source(options: &RecordTarget) {
     let common = &options.side.common;
     match options.source {
         None | Some(SourceKind::Uprobe) if options.rpc.is_some() && common.max_overhead.is_none() => {
-            bail!(
-                "--rpc is for SPDK's tracepoints, and uprobes need none: give --source trace or hybrid with it, or leave it out"
+            conflict(
+                "--rpc is for SPDK's tracepoints, and uprobes need none: give --source trace or hybrid with it, or leave it out",
             )
         }
-        Some(SourceKind::Trace) if common.sample > 1 => bail!(
-            "--sample chooses by the cid, and SPDK's trace ring has none: leave --sample out, or record with --source hybrid or uprobe"
+        Some(SourceKind::Trace) if common.sample > 1 => conflict(
+            "--sample chooses by the cid, and SPDK's trace ring has none: leave --sample out, or record with --source hybrid or uprobe",
         ),
-        Some(SourceKind::Trace) if common.layout.is_some() || common.debug_file.is_some() => bail!(
-            "--layout and --debug-file are for uprobes; SPDK's trace ring needs neither: leave them out"
+        Some(SourceKind::Trace) if common.layout.is_some() || common.debug_file.is_some() => conflict(
+            "--layout and --debug-file are for uprobes; SPDK's trace ring needs neither: leave them out",
         ),
-        _ => Ok(()),
+        _ => {}
     }
 }
 
@@ -132,8 +129,8 @@ fn source(
             let options = spdk_probes::TraceOptions { rpc: asked.rpc.map(Path::to_owned), identities };
             recorder::record(spdk_probes::TraceTarget::attach(process, &options)?, &plan, signals)
         }
-        (Software::Kernel, ..) if common.debug_file.is_some() => bail!(
-            "--debug-file is for an SPDK program, and the kernel's driver would be recorded: name the program with --spdk, or leave --debug-file out"
+        (Software::Kernel, ..) if common.debug_file.is_some() => conflict(
+            "--debug-file is for an SPDK program, and the kernel's driver would be recorded: name the program with --spdk, or leave --debug-file out",
         ),
         (Software::Kernel, Side::Host, _) => {
             recorder::record(kernel_probes::Host::attach(&kernel_options(common))?, &plan, signals)

@@ -21,6 +21,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             By::Cpu => GroupBy::Cpu,
         },
         detail: options.detail,
+        slowest: options.slowest,
     };
     let reading = Reading::new();
     let how = How {

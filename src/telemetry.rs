@@ -145,8 +145,11 @@ impl Telemetry {
         self.stop();
         if let Some(path) = series {
             let (told, batch) = read(path, clocks, within);
+            let name = path.display().to_string();
             for line in &told.told {
-                exit::say(&format!("--series {}: {line}", path.display()));
+                // What could not be read names its file already.
+                let of = if line.contains(&name) { String::new() } else { format!("{name}: ") };
+                exit::say(&format!("--series {of}{line}"));
             }
             if let (Some(sink), Some(batch)) = (self.writer.as_ref().and_then(TelemetryWriter::sink), batch) {
                 sink.give(batch);

@@ -329,9 +329,9 @@ fn what_the_ring_can_not_do_is_refused_with_its_reason() -> Result<()> {
         arguments.extend(more);
         fabscope(arguments)
     };
-    run(&["--source", "trace", "--sample", "10"])?.expect(1, &["--sample chooses by the cid"])?;
-    run(&["--rpc", "/tmp/x.sock"])?.expect(1, &["--rpc is for SPDK's tracepoints"])?;
-    run(&["--source", "trace", "--debug-file", "x"])?.expect(1, &["are for uprobes"])?;
+    run(&["--source", "trace", "--sample", "10"])?.expect(2, &["--sample chooses by the cid"])?;
+    run(&["--rpc", "/tmp/x.sock"])?.expect(2, &["--rpc is for SPDK's tracepoints"])?;
+    run(&["--source", "trace", "--debug-file", "x"])?.expect(2, &["are for uprobes"])?;
     fabscope(["record", "target", "--kernel", "--source", "trace"])?.expect(2, &["cannot be used with"])?;
     let here = tempfile::tempdir()?;
     let own = std::process::id().to_string();

@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(mib) = how.iter().find_map(|h| h.strip_prefix("memory=")) {
         bounds.memory = mib.parse::<u64>()? << 20;
     }
-    let options = ReportOptions { group_by: GroupBy::Class, detail: has("detail") };
+    let options = ReportOptions { group_by: GroupBy::Class, detail: has("detail"), slowest: 0 };
     let began = Instant::now();
     let (host, target) = (Run::open(Path::new(host))?, Run::open(Path::new(target))?);
     let report = report_within(&host, &target, &JoinOptions::default(), &options, &bounds)?;

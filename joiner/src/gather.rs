@@ -4,6 +4,7 @@
 use crate::clock::Clock;
 use crate::histogram::Histogram;
 use crate::join::{Aside, around, judge, on_the_wire, passes};
+use crate::listed::Listed;
 use crate::recording::Recording;
 use crate::report::{Class, Columns, Groups, Key, ReportOptions, began, fill, width};
 use crate::tails::{PARTS, Slowest, Timed};
@@ -121,6 +122,7 @@ impl Classes {
 #[derive(Debug)]
 pub(crate) struct Pairs {
     pub(crate) classes: Classes,
+    pub(crate) listed: Listed,
     pub(crate) joined: u64,
     /// Those set aside, as many on either side.
     pub(crate) aside: Aside,
@@ -145,6 +147,7 @@ impl Pairs {
     pub(crate) fn new(options: &ReportOptions, expected: u64, all: u64) -> Pairs {
         Pairs {
             classes: Classes::new(width(options), all),
+            listed: Listed::of(options.slowest),
             joined: 0,
             aside: Aside::default(),
             passed: [(0, 0); Boundary::ALL.len()],
@@ -187,6 +190,7 @@ impl Pairs {
             let offset = || clock.offset(on_the_wire(target, t).0);
             fill(&mut self.row, &terms, &stages, offset);
             self.classes.add(groups.key(host, h), || began(host, h), &self.row);
+            self.listed.add_pair(host, h, &terms, &stages, offset);
             self.joined += 1;
             for &b in lacking {
                 if let Some(has) = passes(b, host, h, target, t) {
@@ -208,6 +212,7 @@ impl Pairs {
     /// Adds what another gathered.
     pub(crate) fn merge(&mut self, other: Pairs) {
         self.classes.merge(&other.classes);
+        self.listed.merge(other.listed);
         self.joined += other.joined;
         self.aside = self.aside.with(&other.aside);
         for (ours, theirs) in self.passed.iter_mut().zip(other.passed) {

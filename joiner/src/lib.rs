@@ -15,6 +15,7 @@ mod gather;
 mod histogram;
 mod join;
 mod lanes;
+mod listed;
 mod matching;
 mod model;
 mod order;
@@ -46,6 +47,7 @@ pub use diagnose::{
 };
 pub use error::Error;
 pub use join::{Accounting, Aside, BoundaryFigures, ClockFigures, JoinOptions, Joined, Pair, SetAside, join};
+pub use listed::SlowCommand;
 pub use model::{Stages, SubStage};
 pub use parts::{Bounds, report_alone_within, report_within};
 pub use queues::{Link, LinkedBy};

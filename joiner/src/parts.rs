@@ -19,6 +19,7 @@ use crate::join::{
     figures_of, is_one_clock, join, link_of, linked, longest, no_clock, note_broken, on_the_wire,
 };
 use crate::lanes::{Item, Lanes};
+use crate::listed::Listed;
 use crate::matching::{Fate, Known, Mark, Matcher};
 use crate::model::is_of_r2t;
 use crate::queues::{LinkedBy, Links};
@@ -827,6 +828,7 @@ impl Joiner<'_> {
             group_by: options.group_by,
             percentile_error: RELATIVE_ERROR,
             classes,
+            slowest: gathered.listed.commands(host, self.groups),
             fio: self.seen.beside_fio(host),
             notes,
         })
@@ -875,6 +877,7 @@ fn alone_in_parts(
     let parts = chunks.par_chunks(share).map(|chunks| {
         let mut alone = Alone {
             classes: Classes::new(4, rows),
+            listed: Listed::of(options.slowest),
             passed: vec![(0, 0); boundaries.len()],
             unfinished: 0,
             against: 0,
@@ -895,7 +898,7 @@ fn alone_in_parts(
         Ok(alone)
     });
     let whole = parts.try_reduce_with(|mut a, b| {
-        a.merge(&b);
+        a.merge(b);
         Ok(a)
     });
     let Some(alone) = whole.transpose()?.filter(|alone| !alone.classes.is_empty()) else {
@@ -921,6 +924,7 @@ fn alone_in_parts(
         group_by: options.group_by,
         percentile_error: RELATIVE_ERROR,
         classes: alone.classes.each(|key, n, columns| one_class(key, &groups, n, columns, is_host)),
+        slowest: alone.listed.commands(&empty, &groups),
         fio: if is_host { alone.seen.beside_fio(&empty) } else { Vec::new() },
         notes: one_sides_notes(&empty, alone.unfinished, alone.against),
     })
@@ -929,6 +933,7 @@ fn alone_in_parts(
 /// What is said of one side's commands.
 struct Alone {
     classes: Classes,
+    listed: Listed,
     passed: Vec<(u64, u64)>,
     unfinished: u64,
     against: u64,
@@ -946,6 +951,7 @@ impl Alone {
                 Some(figures) if figures.iter().any(|&f| f < 0) => self.against += 1,
                 Some(figures) => {
                     self.classes.add(groups.key(rows, row), || began(rows, row), &figures);
+                    self.listed.add_alone(rows, row, &figures);
                     for (place, &b) in self.passed.iter_mut().zip(boundaries) {
                         let has = rows.time(b, row) != NONE;
                         if !is_of_r2t(b) || rows.r2ts[row] > 0 || has {
@@ -958,8 +964,9 @@ impl Alone {
         }
     }
 
-    fn merge(&mut self, other: &Alone) {
+    fn merge(&mut self, other: Alone) {
         self.classes.merge(&other.classes);
+        self.listed.merge(other.listed);
         for (ours, theirs) in self.passed.iter_mut().zip(&other.passed) {
             ours.0 += theirs.0;
             ours.1 += theirs.1;
@@ -976,6 +983,8 @@ mod tests {
     use crate::error::Error;
     use crate::histogram::RELATIVE_ERROR;
     use crate::join::{JoinOptions, SetAside, join};
+    use crate::listed::SlowCommand;
+    use crate::model::SubStage;
     use crate::report::{Class, GroupBy, Report, ReportOptions, host_report, report, target_report};
     use crate::stats::Distribution;
     use crate::synthetic::{Cids, Load, Pattern, Random, Runs, View};
@@ -983,7 +992,7 @@ mod tests {
     use run_format::{Boundary, Nanos, Run, Stage};
     use tempfile::TempDir;
 
-    const OPTIONS: ReportOptions = ReportOptions { group_by: GroupBy::Queue, detail: true };
+    const OPTIONS: ReportOptions = ReportOptions { group_by: GroupBy::Queue, detail: true, slowest: 7 };
 
     /// Room for everything, `chunk` and `round` commands at a time.
     fn size(chunk: usize, round: usize) -> Size {
@@ -1070,6 +1079,21 @@ mod tests {
                 assert_eq!(f.uncertainty_max_ns, e.uncertainty_max_ns);
                 assert_eq!((f.drift_ppm, f.shared), (e.drift_ppm, e.shared));
                 same_classes(&found.classes, &exact.classes);
+                // The clock is known better in the end than on the way: it has only the network's ways apart.
+                let but_ways = |report: &Report| {
+                    report
+                        .slowest
+                        .iter()
+                        .map(|slow| {
+                            let mut slow = slow.clone();
+                            slow.parts.retain(|(part, _)| {
+                                !matches!(part, SubStage::NetworkOut | SubStage::NetworkBack)
+                            });
+                            SlowCommand { uncertainty_ns: None, ..slow }
+                        })
+                        .collect::<Vec<_>>()
+                };
+                assert_eq!(but_ways(&found), but_ways(&exact));
             }
             (Err(found), Err(exact)) => {
                 // Where no clock was found, what became of each command is not looked at.
@@ -1163,6 +1187,7 @@ mod tests {
                     (Ok(found), Ok(exact)) => {
                         prop_assert_eq!(found.notes, exact.notes);
                         prop_assert_eq!(found.boundaries, exact.boundaries);
+                        prop_assert_eq!(found.slowest, exact.slowest);
                         same_classes(&found.classes, &exact.classes);
                     }
                     (found, exact) => prop_assert!(found.is_err() && exact.is_err()),

@@ -4,7 +4,8 @@
 use crate::describe::describe;
 use crate::error::Error;
 use crate::join::{Accounting, Aside, BoundaryFigures, ClockFigures, Joined, Pair, SetAside, figures_of};
-use crate::model::{Stages, SubStage, Terms, data_wait, filled, is_of_r2t, turnaround};
+use crate::listed::{Listed, SlowCommand};
+use crate::model::{Stages, SubStage, Terms, data_wait, fallbacks, filled, is_of_r2t, turnaround};
 use crate::recording::{NONE, Recording};
 use crate::stats::Distribution;
 use crate::tails::{PARTS, Slowest, Tail, Timed, tails};
@@ -42,6 +43,8 @@ pub struct ReportOptions {
     pub group_by: GroupBy,
     /// Also the parts of the stages.
     pub detail: bool,
+    /// How many of the slowest commands to list.
+    pub slowest: usize,
 }
 
 /// A report, as `fabscope report --format json` prints it: times in nanoseconds, null where not known or
@@ -67,6 +70,9 @@ pub struct Report {
     pub percentile_error: f64,
     /// The classes of commands.
     pub classes: Vec<Class>,
+    /// The slowest commands, the slowest first, where they were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub slowest: Vec<SlowCommand>,
     /// What fio said of itself beside what was recorded of the same commands.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fio: Vec<FioFigures>,
@@ -315,6 +321,15 @@ pub fn report(joined: &Joined, options: &ReportOptions) -> Result<Report, Error>
     };
     let classes =
         rows.classes(joined.pairs(), |key, n, columns| pair_class(key, &groups, n, columns, options.detail));
+    let mut listed = Listed::of(options.slowest);
+    if options.slowest > 0 {
+        for pair in joined.pairs() {
+            if let Some(terms) = joined.terms(*pair) {
+                let offset = || joined.offset_of(*pair);
+                listed.add_pair(host, pair.host_row as usize, &terms, &terms.stages(), offset);
+            }
+        }
+    }
     let accounting = joined.accounting();
     Ok(Report {
         format: FORMAT,
@@ -326,6 +341,7 @@ pub fn report(joined: &Joined, options: &ReportOptions) -> Result<Report, Error>
         group_by: options.group_by,
         percentile_error: 0.0,
         classes,
+        slowest: listed.commands(host, &groups),
         fio: fio(host),
         notes: joined.notes().to_vec(),
     })
@@ -439,7 +455,10 @@ pub(crate) fn began(run: &Recording, row: usize) -> i64 {
         Side::Host => Boundary::HDriver,
         Side::Target => Boundary::TRecv,
     };
-    run.time(first, row)
+    match run.time(first, row) {
+        NONE => fallbacks(first).iter().map(|&b| run.time(b, row)).find(|&t| t != NONE).unwrap_or(NONE),
+        time => time,
+    }
 }
 
 /// A report of one side, from each usable row's whole time, its two stages and the rest.
@@ -477,6 +496,13 @@ fn one_side(
         width: 4,
     }
     .classes(&rows, |key, n, columns| one_class(key, &groups, n, columns, is_host));
+    let mut listed = Listed::of(options.slowest);
+    if options.slowest > 0 {
+        // Only rows with figures are among the rows.
+        rows.iter().filter_map(|&row| Some((row, metrics(row)?))).for_each(|(row, figures)| {
+            listed.add_alone(run, row, &figures);
+        });
+    }
     let notes = one_sides_notes(run, unfinished as u64, against as u64);
     let figures = run_figures(run);
     let (host, target) = if is_host { (Some(figures), None) } else { (None, Some(figures)) };
@@ -490,6 +516,7 @@ fn one_side(
         group_by: options.group_by,
         percentile_error: 0.0,
         classes,
+        slowest: listed.commands(run, &groups),
         fio: if is_host { fio(run) } else { Vec::new() },
         notes,
     })
@@ -739,22 +766,23 @@ impl Groups {
         Key { group, error: run.status[row] != 0, opcode: run.opcode[row], bytes: run.bytes[row] }
     }
 
+    /// A queue as a person knows it.
+    pub(crate) fn queue(&self, id: u32) -> String {
+        match self.queues.get(&run_format::QueueId(id)) {
+            None => format!("queue {id}"),
+            Some(q) => {
+                let device = q.device.as_ref().map_or(String::new(), |d| format!("{d} "));
+                let port = q.host.as_ref().map_or(String::new(), |h| format!(", host port {}", h.port));
+                format!("{device}cntlid {} qid {}{port}", q.cntlid, q.qid)
+            }
+        }
+    }
+
     fn label(&self, key: Key) -> Option<String> {
         match self.by {
             GroupBy::Class => None,
             GroupBy::Cpu => Some(format!("CPU {}", key.group)),
-            GroupBy::Queue => {
-                let id = run_format::QueueId(key.group as u32);
-                Some(match self.queues.get(&id) {
-                    None => format!("queue {}", id.0),
-                    Some(q) => {
-                        let device = q.device.as_ref().map_or(String::new(), |d| format!("{d} "));
-                        let port =
-                            q.host.as_ref().map_or(String::new(), |h| format!(", host port {}", h.port));
-                        format!("{device}cntlid {} qid {}{port}", q.cntlid, q.qid)
-                    }
-                })
-            }
+            GroupBy::Queue => Some(self.queue(key.group as u32)),
             GroupBy::Device => {
                 let device = self.devices.get((key.group >> 32) as usize);
                 let device = device.map_or("unknown device", String::as_str);

@@ -2,6 +2,8 @@
 //! reading.
 
 use crate::join::{Aside, SetAside};
+use crate::listed::SlowCommand;
+use crate::model::SubStage;
 use crate::report::{Class, Figures, JoinFigures, Report, RunFigures, WindowFigures};
 use crate::stats::{Distribution, needed};
 use crate::tails::{Cause, Otherwise, Tail};
@@ -59,6 +61,10 @@ impl Report {
         }
         if left > 0 {
             writeln!(out, "\n{left} more classes with fewer commands: --format json has them all")?;
+        }
+        if !self.slowest.is_empty() {
+            writeln!(out)?;
+            write_slowest(out, &self.slowest)?;
         }
         if !self.fio.is_empty() {
             writeln!(out)?;
@@ -351,6 +357,67 @@ fn write_tail(out: &mut String, tail: &Tail) -> std::fmt::Result {
         )?;
     }
     Ok(())
+}
+
+/// The slowest commands: when and how long, who, and what of it each part took.
+fn write_slowest(out: &mut String, commands: &[SlowCommand]) -> std::fmt::Result {
+    let all = if commands.len() == 1 { "command" } else { "commands" };
+    writeln!(out, "the slowest {} {all}", count(commands.len() as u64))?;
+    for command in commands {
+        let size = if command.bytes > 0 { format!(" {}", bytes(command.bytes)) } else { String::new() };
+        let cid = command.cid.map_or(String::new(), |cid| format!(", cid {cid}"));
+        let status = match command.status {
+            0 => String::new(),
+            status => format!(", status {:x}h/{:02x}h", status >> 8, status & 0xff),
+        };
+        writeln!(
+            out,
+            "  {:>9} at {:.6} s: {}{size}, nsid {} slba {}{cid} of {}, CPU {}{status}",
+            time(command.latency_ns as f64),
+            command.at_seconds,
+            command.operation,
+            command.nsid,
+            command.slba,
+            command.queue,
+            command.cpu
+        )?;
+        let known = Stage::ALL.iter().zip(command.stages).filter_map(|(&stage, ns)| Some((stage, ns?)));
+        for (stage, ns) in known {
+            write_share(out, command, stage.title(), ns)?;
+            let parts: Vec<String> = command
+                .parts
+                .iter()
+                .filter(|(part, ns)| {
+                    part.stage() == stage && *ns != 0 && *ns != command.stages[stage as usize].unwrap_or(*ns)
+                })
+                .map(|(part, ns)| {
+                    let (what, _) = part.meaning().split_once(':').unwrap_or((part.meaning(), ""));
+                    let sure = command.uncertainty_ns.filter(|u| *u > 0);
+                    let sure = sure.filter(|_| matches!(part, SubStage::NetworkOut | SubStage::NetworkBack));
+                    let sure = sure.map_or(String::new(), |u| format!(" +-{}", time(u as f64)));
+                    format!("{what} {}{sure}", time(*ns as f64))
+                })
+                .collect();
+            if !parts.is_empty() {
+                write!(out, "  {}", parts.join(", "))?;
+            }
+            writeln!(out)?;
+        }
+        for (what, ns) in
+            [("beyond the host", command.beyond_host_ns), ("wait for R2T data", command.data_wait_ns)]
+        {
+            if let Some(ns) = ns.filter(|&ns| ns != 0) {
+                write_share(out, command, what, ns)?;
+                writeln!(out)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn write_share(out: &mut String, command: &SlowCommand, what: &str, ns: i64) -> std::fmt::Result {
+    let share = ns as f64 / command.latency_ns.max(1) as f64 * 1e2;
+    write!(out, "    {what:<18}{:>9}{share:>5.0} %", time(ns as f64))
 }
 
 /// Whether any command of a class passed a part: reads have no R2Ts.

@@ -294,7 +294,7 @@ fn written_and_read_it_is_the_same() {
     for (row, latency) in sum("latency").into_iter().enumerate() {
         assert_eq!(stages.iter().map(|s| s[row]).sum::<i64>(), latency);
     }
-    let by_device = ReportOptions { group_by: GroupBy::Device, detail: true };
+    let by_device = ReportOptions { group_by: GroupBy::Device, detail: true, slowest: 0 };
     let report = report(&read, &by_device).unwrap();
     assert!(report.classes.iter().all(|c| c.group.as_deref() == Some("nvme0 nsid 1")));
     assert_eq!(report.classes.iter().map(|c| c.commands).sum::<u64>(), 3_000);
@@ -381,7 +381,7 @@ fn reports_are_what_the_schema_says_and_the_schema_says_no_to_others() {
     let folder = tempfile::tempdir().unwrap();
     let (host, target) = runs.write(folder.path()).unwrap();
     let schema: Value = serde_json::from_str(crate::SCHEMA).unwrap();
-    let options = ReportOptions { group_by: GroupBy::Queue, detail: true };
+    let options = ReportOptions { group_by: GroupBy::Queue, detail: true, slowest: 3 };
     let joined = crate::join(&host, &target, &JoinOptions::default()).unwrap();
     let reports = [
         report(&joined, &options).unwrap(),
@@ -391,6 +391,10 @@ fn reports_are_what_the_schema_says_and_the_schema_says_no_to_others() {
     for report in &reports {
         let mut value = serde_json::to_value(report).unwrap();
         fits(&value, &schema, &schema).unwrap();
+        if let Some(slow) = report.slowest.first() {
+            let text = report.to_table();
+            assert!(text.contains("the slowest 3 commands") && text.contains(&slow.queue), "{text}");
+        }
         let class = value.pointer_mut("/classes/0").unwrap();
         class["stages"].as_object_mut().unwrap().remove("network");
         assert!(fits(&value, &schema, &schema).is_err());
@@ -757,4 +761,47 @@ fn windows_of_few_commands_with_long_gaps_find_the_clock() {
     assert!(joined.pairs().len() > 200, "{:?}", joined.accounting());
     let a = joined.accounting();
     assert_eq!(a.host.of(SetAside::Lost) + a.target.of(SetAside::Lost), 0, "{a:?}");
+}
+
+#[test]
+fn the_slowest_commands_are_those_of_all_with_parts_that_add_up() {
+    let runs = Load { commands: 3_000, ..Load::default() }.record();
+    let folder = tempfile::tempdir().unwrap();
+    let (host, target) = runs.write(folder.path()).unwrap();
+    let joined = crate::join(&host, &target, &JoinOptions::default()).unwrap();
+    let options = ReportOptions { slowest: 20, ..ReportOptions::default() };
+    let listed = report(&joined, &options).unwrap().slowest;
+    let mut all: Vec<i64> = joined.pairs().iter().map(|&pair| joined.stages(pair).unwrap().latency).collect();
+    all.sort_unstable_by_key(|&latency| std::cmp::Reverse(latency));
+    assert_eq!(listed.iter().map(|slow| slow.latency_ns).collect::<Vec<_>>(), all[..20]);
+    for slow in &listed {
+        assert_eq!(slow.stages.iter().map(|ns| ns.unwrap()).sum::<i64>(), slow.latency_ns);
+        let of =
+            |stage: Stage| slow.parts.iter().filter(|(p, _)| p.stage() == stage).map(|p| p.1).sum::<i64>();
+        for stage in Stage::ALL.into_iter().filter(|&stage| stage != Stage::Storage) {
+            assert_eq!(Some(of(stage)), slow.stages[stage as usize], "{slow:?}");
+        }
+        assert!(slow.cid.is_some() && slow.uncertainty_ns.is_some() && slow.at_seconds >= 0.0);
+    }
+    // One side's list has what it knows, and no more than there is.
+    for (report, rest) in [
+        (
+            crate::host_report(&host, &ReportOptions { slowest: 5_000, ..ReportOptions::default() }).unwrap(),
+            true,
+        ),
+        (
+            crate::target_report(&target, &ReportOptions { slowest: 5_000, ..ReportOptions::default() })
+                .unwrap(),
+            false,
+        ),
+    ] {
+        assert_eq!(report.slowest.len(), 3_000);
+        for slow in &report.slowest {
+            assert_eq!((slow.beyond_host_ns.is_some(), slow.data_wait_ns.is_some()), (rest, !rest));
+            let own: i64 = slow.stages.iter().flatten().sum();
+            let rest = slow.beyond_host_ns.or(slow.data_wait_ns).unwrap();
+            assert_eq!(own + rest, slow.latency_ns);
+        }
+    }
+    assert!(report(&joined, &ReportOptions::default()).unwrap().slowest.is_empty());
 }

@@ -98,7 +98,11 @@ pub fn calibrate(options: &Options) -> Calibration {
 fn measure(options: &Options, start: Instant) -> Result<Calibration, String> {
     let failed = |what: &str| {
         let what = what.to_owned();
-        move |error: std::io::Error| format!("{what}: {error}")
+        move |error: std::io::Error| match error.kind() {
+            // The measured process got no CPU for so long that it was given up.
+            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => busy(),
+            _ => format!("{what}: {error}"),
+        }
     };
     let mut child = Child::start().map_err(failed("start the measured process"))?;
     let mut bare = BTreeMap::new();
