@@ -11,11 +11,13 @@
 //! programs only.
 
 mod duration;
+pub mod hogs;
 pub mod network;
 mod report;
 pub mod spawn;
 
 pub use duration::{parse_duration, parse_size, parse_size_u32};
+pub use hogs::Hogs;
 pub use report::{Latency, Stage, Summary, Workload};
 pub use spawn::{Initiator, Target};
 

@@ -84,6 +84,18 @@ const IOV_BATCH: usize = 64;
 /// From this size on, payload bypasses the buffer when the buffer is empty.
 const DIRECT_READ: usize = 1024;
 
+/// Sets the size of both socket buffers; the kernel doubles it for its own needs.
+///
+/// # Errors
+/// The kernel refuses.
+pub(crate) fn limit_buffers(stream: &TcpStream, bytes: u32) -> io::Result<()> {
+    use nix::sys::socket::{setsockopt, sockopt};
+    let bytes = bytes as usize;
+    setsockopt(stream, sockopt::SndBuf, &bytes)?;
+    setsockopt(stream, sockopt::RcvBuf, &bytes)?;
+    Ok(())
+}
+
 /// Takes over a connected stream. The result is owned by the caller until [`sock_close`].
 ///
 /// # Errors

@@ -76,9 +76,28 @@ struct Args {
     /// How long to poll after the last completion before sleeping
     #[arg(long, default_value = "1ms", value_parser = parse_duration)]
     spin: Duration,
+    /// Commands outstanding on the first queue, where it is to carry more than the others
+    #[arg(long, value_name = "DEPTH")]
+    hot_queue: Option<u16>,
+    /// One read in EVERY of each place in a queue is of SIZE instead
+    #[arg(long, value_name = "EVERY:SIZE", value_parser = parse_large)]
+    large_reads: Option<(u32, u32)>,
+    /// Submit all commands at once, and the next when all are done
+    #[arg(long)]
+    bursts: bool,
+    /// Size of each I/O queue's socket buffers [default: the kernel's]
+    #[arg(long, value_parser = parse_size_u32)]
+    socket_buffer: Option<u32>,
     /// Connect, say so in one line, and begin when a line comes on standard input
     #[arg(long)]
     hold: bool,
+}
+
+fn parse_large(text: &str) -> Result<(u32, u32), String> {
+    let wrong = || format!("{text:?}: write EVERY:SIZE, for example 50:1M");
+    let (every, size) = text.split_once(':').ok_or_else(wrong)?;
+    let every: u32 = every.parse().ok().filter(|every| *every > 0).ok_or_else(wrong)?;
+    Ok((every, parse_size_u32(size)?))
 }
 
 fn parse_workload(text: &str) -> Result<Workload, String> {
@@ -107,6 +126,10 @@ fn main() -> ExitCode {
         region: args.region,
         verify: args.verify,
         spin_ns: u64::try_from(args.spin.as_nanos()).unwrap_or(u64::MAX),
+        hot_queue: args.hot_queue,
+        large_reads: args.large_reads,
+        bursts: args.bursts,
+        socket_buffer: args.socket_buffer,
         hold: args.hold,
     };
     let summary = match run_initiator(&config) {

@@ -22,6 +22,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use standin::{Stage, parse_duration, parse_size, parse_size_u32};
 
+use target::faults::Drive;
 use target::{Backend, TargetConfig, run_target, set_delay};
 
 /// A small NVMe/TCP target with SPDK's probe points, for demonstration and tests.
@@ -85,6 +86,22 @@ struct Args {
     /// UNIX socket for commands while it runs: delay, pause, resume, stats, version, quit
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    /// UNIX socket that tells by SPDK's JSON-RPC how busy reactors are and who waited for a buffer
+    #[arg(long, value_name = "PATH")]
+    rpc: Option<PathBuf>,
+    /// What is wrong with the drive behind all namespaces: serial=TIME (one command at a time), iops=N, or
+    /// stalls=SHARE:TIME
+    #[arg(long, value_name = "FAULT", value_parser = Drive::parse)]
+    drive: Option<Drive>,
+    /// Data buffers of each reactor; commands wait for a free one [default: no limit]
+    #[arg(long)]
+    buffers: Option<usize>,
+    /// Other work that each turn of a reactor has to do
+    #[arg(long, default_value = "0", value_parser = parse_duration)]
+    other_work: Duration,
+    /// Size of each connection's socket buffers [default: the kernel's]
+    #[arg(long, value_parser = parse_size_u32)]
+    socket_buffer: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -128,6 +145,11 @@ fn main() -> ExitCode {
         c2h_success: !args.no_c2h_success,
         ana: args.ana,
         control: args.control,
+        rpc: args.rpc,
+        drive: args.drive,
+        buffers: args.buffers.unwrap_or(usize::MAX),
+        other_work: args.other_work,
+        socket_buffer: args.socket_buffer,
     };
     match run_target(config) {
         Ok(()) => ExitCode::SUCCESS,

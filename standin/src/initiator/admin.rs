@@ -50,7 +50,7 @@ impl Connection {
         let ctrlr = spdk_nvme_ctrlr::new(trid, &config.hostnqn, KEEP_ALIVE_MS);
         let ctrlr = Box::into_raw(Box::new(ctrlr));
         // SAFETY: `ctrlr` is freed when the connection is dropped, after its queues.
-        let admin = unsafe { tcp::new_qpair(ctrlr, 0, ADMIN_ENTRIES, address) };
+        let admin = unsafe { tcp::new_qpair(ctrlr, 0, ADMIN_ENTRIES, address, None) };
         let admin = match admin {
             Ok(admin) => admin,
             Err(e) => {
@@ -70,10 +70,11 @@ impl Connection {
         this.identify(config.nsid)?;
         for qid in 1..=config.queues {
             // SAFETY: as for the admin queue.
-            let qpair = unsafe { tcp::new_qpair(ctrlr, qid, config.queue_depth + 1, address) }
+            let depth = config.depth_of(qid);
+            let qpair = unsafe { tcp::new_qpair(ctrlr, qid, depth + 1, address, config.socket_buffer) }
                 .with_context(|| format!("I/O queue {qid}"))?;
             this.io.push(qpair);
-            connect_queue(qpair, config, this.cntlid(), config.queue_depth, 0)
+            connect_queue(qpair, config, this.cntlid(), depth, 0)
                 .with_context(|| format!("I/O queue {qid}"))?;
         }
         Ok(this)

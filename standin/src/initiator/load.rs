@@ -48,6 +48,8 @@ pub(crate) struct perf_task {
     slot: usize,
     op: Op,
     generation: u32,
+    /// Commands that it has submitted.
+    number: u32,
     buffer: Vec<u8>,
 }
 
@@ -186,6 +188,12 @@ pub(crate) fn run(config: &InitiatorConfig, connection: &Connection) -> Result<S
     if slots == 0 {
         bail!("--region: smaller than one command of {size} bytes");
     }
+    if let Some((_, bytes)) = config.large_reads {
+        let fits = bytes.is_multiple_of(block_bytes) && bytes <= connection.max_xfer() && u64::from(bytes) <= region;
+        if bytes == 0 || !fits {
+            bail!("--large-reads: {bytes} bytes are no read that the target takes, or more than --region");
+        }
+    }
     let total = usize::from(config.queues) * usize::from(config.queue_depth);
     let mut load = Load {
         config: config.clone(),
@@ -211,9 +219,10 @@ pub(crate) fn run(config: &InitiatorConfig, connection: &Connection) -> Result<S
     };
     let load_ptr: *mut Load = &raw mut load;
     let mut tasks: Vec<*mut perf_task> = Vec::with_capacity(total);
-    for queue in connection.queues() {
-        for _ in 0..config.queue_depth {
-            let mut buffer = vec![0; size as usize];
+    let largest = config.large_reads.map_or(size, |(_, bytes)| bytes.max(size));
+    for (qid, queue) in (1u16..).zip(connection.queues()) {
+        for _ in 0..config.depth_of(qid) {
+            let mut buffer = vec![0; largest as usize];
             fill(&mut buffer, config.seed, tasks.len(), 0);
             tasks.push(Box::into_raw(Box::new(perf_task {
                 load: load_ptr,
@@ -222,6 +231,7 @@ pub(crate) fn run(config: &InitiatorConfig, connection: &Connection) -> Result<S
                 slot: 0,
                 op: Op::Read,
                 generation: 0,
+                number: 0,
                 buffer,
             })));
         }
@@ -313,7 +323,12 @@ unsafe fn drive(connection: &Connection, load: *mut Load, tasks: &[*mut perf_tas
                 }
                 any |= done > 0 || tcp::has_queued(*queue);
             }
-            for task in std::mem::take(&mut (*load).idle) {
+            let next = match (*load).config.bursts && (*load).phase == Phase::Load {
+                // A burst is over when all of it is.
+                true if (*load).outstanding > 0 => Vec::new(),
+                _ => std::mem::take(&mut (*load).idle),
+            };
+            for task in next {
                 submit_single_io(task);
             }
             turns = turns.wrapping_add(1);
@@ -424,7 +439,17 @@ pub(crate) unsafe extern "C" fn submit_single_io(task: *mut perf_task) {
         let seed = load.config.seed;
         let buffer = &mut (*task).buffer;
         let blocks = load.blocks_per_command;
-        let lba = if slot == usize::MAX { 0 } else { slot as u64 * u64::from(blocks) };
+        let mut lba = if slot == usize::MAX { 0 } else { slot as u64 * u64::from(blocks) };
+        (*task).number = (*task).number.wrapping_add(1);
+        let blocks = match load.config.large_reads {
+            Some((every, bytes)) if (*task).number.is_multiple_of(every) => {
+                let large = bytes / (load.config.block_size / blocks);
+                let room = (load.content.len() as u64 * u64::from(blocks)).saturating_sub(u64::from(large));
+                lba = lba.min(room);
+                large
+            }
+            _ => blocks,
+        };
         let patterned = load.config.verify || load.phase != Phase::Load;
         match op {
             Op::Write if patterned => {
@@ -511,7 +536,11 @@ pub(crate) unsafe extern "C" fn io_complete(ctx: *mut c_void, cpl: *const spdk_n
             load.busy[slot] = false;
             settle(load, &mut *task, slot, ok);
         }
-        submit_single_io(task);
+        if load.config.bursts && load.phase == Phase::Load {
+            load.idle.push(task);
+        } else {
+            submit_single_io(task);
+        }
     }
 }
 

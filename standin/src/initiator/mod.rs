@@ -50,6 +50,14 @@ pub(crate) struct InitiatorConfig {
     pub(crate) verify: bool,
     /// How long to poll after the last completion before sleeping, in nanoseconds.
     pub(crate) spin_ns: u64,
+    /// Commands outstanding on the first queue, where it is to carry more than the others.
+    pub(crate) hot_queue: Option<u16>,
+    /// Each of so many commands of a queue reads this much instead.
+    pub(crate) large_reads: Option<(u32, u32)>,
+    /// Submit all at once, and the next when all are done.
+    pub(crate) bursts: bool,
+    /// Size of each I/O queue's socket buffers; none leaves them to the kernel.
+    pub(crate) socket_buffer: Option<u32>,
     /// Connect, say so in one line on standard output, and begin when a line comes on standard
     /// input.
     pub(crate) hold: bool,
@@ -73,13 +81,28 @@ impl Default for InitiatorConfig {
             region: 64 << 20,
             verify: false,
             spin_ns: 1_000_000,
+            hot_queue: None,
+            large_reads: None,
+            bursts: false,
+            socket_buffer: None,
             hold: false,
         }
     }
 }
 
 impl InitiatorConfig {
+    /// Commands outstanding on this I/O queue.
+    pub(crate) fn depth_of(&self, qid: u16) -> u16 {
+        if qid == 1 { self.hot_queue.unwrap_or(self.queue_depth) } else { self.queue_depth }
+    }
+
     fn check(&self) -> Result<()> {
+        if self.hot_queue.is_some_and(|depth| !(1..=1023).contains(&depth)) {
+            bail!("--hot-queue: 1 to 1023");
+        }
+        if self.large_reads.is_some() && (self.verify || self.workload != Workload::Randread) {
+            bail!("--large-reads: only with --rw randread, and without --verify");
+        }
         for (flag, nqn) in [("--nqn", &self.nqn), ("--hostnqn", &self.hostnqn)] {
             if nqn.len() > 223 {
                 bail!("{flag}: an NQN has at most 223 bytes, this one {}", nqn.len());

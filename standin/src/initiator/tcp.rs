@@ -11,7 +11,7 @@ use super::types::{
     spdk_nvme_cmd_cb, spdk_nvme_ctrlr, spdk_nvme_qpair,
 };
 use crate::pdu::{nvme_tcp_pdu, nvme_tcp_pdu_recv_state as Recv};
-use crate::sock::{
+use crate::sock::{limit_buffers, 
     _sock_flush, Received, posix_sock, sock_close, sock_from_stream, sock_queue, spdk_sock_request,
     xfer_complete_cb,
 };
@@ -45,8 +45,12 @@ pub(crate) unsafe fn new_qpair(
     id: u16,
     entries: u16,
     address: SocketAddr,
+    socket_buffer: Option<u32>,
 ) -> io::Result<*mut nvme_tcp_qpair> {
     let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)?;
+    if let Some(bytes) = socket_buffer {
+        limit_buffers(&stream, bytes)?;
+    }
     let sock = sock_from_stream(stream, RECV_BUFFER)?;
     let tqpair = Box::into_raw(Box::new(nvme_tcp_qpair::new(id, ctrlr, sock)));
     let n = usize::from(entries);

@@ -11,7 +11,7 @@ use super::types::{
     spdk_bdev, spdk_bdev_desc, spdk_bdev_io, spdk_bdev_io_block_params, spdk_bdev_io_type, spdk_io_channel,
     spdk_nvmf_request,
 };
-use super::{DELAYS, Status};
+use super::{DELAYS, Status, faults};
 
 /// Memory is allocated in pieces of this size, when first written.
 const PIECE: usize = 256 * 1024;
@@ -243,9 +243,9 @@ pub(crate) fn unmap_ranges(payload: &[u8]) -> impl Iterator<Item = (u64, u64)> +
 unsafe fn finish_later(ch: *mut spdk_io_channel, bdev_io: *mut spdk_bdev_io) {
     // SAFETY: a channel's reactor outlives its commands.
     let reactor = unsafe { &*(*ch).reactor };
-    match DELAYS.storage.load(Ordering::Relaxed) {
-        0 => reactor.queue_finished(bdev_io),
-        delay => reactor.complete_at(now_ns() + delay, bdev_io),
+    match (DELAYS.storage.load(Ordering::Relaxed), reactor.shared.config.drive) {
+        (0, None) => reactor.queue_finished(bdev_io),
+        (delay, drive) => reactor.complete_at(faults::done_at(drive, now_ns(), delay), bdev_io),
     }
 }
 

@@ -6,9 +6,11 @@
 mod bdev;
 mod control;
 mod ctrlr;
+pub(crate) mod faults;
 mod identify;
 mod nvmf;
 mod reactor;
+mod rpc;
 mod tcp;
 mod types;
 
@@ -75,6 +77,16 @@ pub(crate) struct TargetConfig {
     pub(crate) ana: bool,
     /// UNIX socket for commands while it runs.
     pub(crate) control: Option<PathBuf>,
+    /// UNIX socket for the part of SPDK's JSON-RPC that tells how reactors and buffers fare.
+    pub(crate) rpc: Option<PathBuf>,
+    /// What is wrong with the drive.
+    pub(crate) drive: Option<faults::Drive>,
+    /// Data buffers of each reactor.
+    pub(crate) buffers: usize,
+    /// Other work that each turn of a reactor has to do.
+    pub(crate) other_work: Duration,
+    /// Size of each connection's socket buffers; none leaves them to the kernel.
+    pub(crate) socket_buffer: Option<u32>,
 }
 
 /// Where data goes.
@@ -106,6 +118,11 @@ impl Default for TargetConfig {
             c2h_success: true,
             ana: false,
             control: None,
+            rpc: None,
+            drive: None,
+            buffers: usize::MAX,
+            other_work: Duration::ZERO,
+            socket_buffer: None,
         }
     }
 }
@@ -151,6 +168,12 @@ impl TargetConfig {
         }
         if !(4096..=4 << 20).contains(&self.max_h2c_data) {
             bail!("--max-h2c-data: 4K to 4M, not {} bytes", self.max_h2c_data);
+        }
+        if self.buffers == 0 {
+            bail!("--buffers: at least 1: with none no command would ever end");
+        }
+        if self.other_work > Duration::from_secs(1) {
+            bail!("--other-work: at most 1s for each turn");
         }
         if self.r2t_bytes < 512 {
             bail!("--r2t-bytes: at least 512, not {}", self.r2t_bytes);
@@ -240,6 +263,17 @@ pub(crate) struct Shared {
     listener: *const spdk_nvmf_subsystem_listener,
     subsystems: Vec<*mut spdk_nvmf_subsystem>,
     stop: AtomicBool,
+    /// How each reactor spent its time.
+    pub(crate) times: Vec<ReactorTimes>,
+}
+
+/// A reactor's time, ns.
+#[derive(Debug, Default)]
+pub(crate) struct ReactorTimes {
+    /// In turns in which it did something.
+    pub(crate) busy: AtomicU64,
+    /// In turns in which it found nothing, and asleep.
+    pub(crate) idle: AtomicU64,
 }
 
 // SAFETY: the pointers go to objects that live as long as the process; what changes in them is
@@ -420,6 +454,7 @@ pub(crate) fn run_target(config: TargetConfig) -> Result<()> {
         transport: Box::into_raw(Box::new(spdk_nvmf_transport::new(opts))),
         listener: Box::into_raw(Box::new(spdk_nvmf_subsystem_listener::new(trid))),
         subsystems: subsystems(&config)?,
+        times: std::iter::repeat_with(ReactorTimes::default).take(mailboxes.len()).collect(),
         mailboxes,
         stop: AtomicBool::new(false),
         config,
@@ -434,6 +469,7 @@ pub(crate) fn run_target(config: TargetConfig) -> Result<()> {
     }
 
     let control = control::Control::open(&shared)?;
+    let _rpc = shared.config.rpc.as_deref().map(|path| rpc::Rpc::open(path, &shared)).transpose()?;
     let mut threads = Vec::new();
     for index in 0..shared.config.reactors {
         let shared = Arc::clone(&shared);

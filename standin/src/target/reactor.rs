@@ -19,6 +19,7 @@ use super::types::{
     spdk_bdev_io, spdk_io_channel, spdk_nvmf_poll_group, spdk_nvmf_request, spdk_nvmf_tcp_poll_group,
     spdk_nvmf_tcp_qpair, spdk_thread,
 };
+use super::faults::{Pool, work};
 use super::{Shared, bdev, ctrlr, nvmf, tcp};
 
 /// How long before a deadline the reactor stops sleeping and polls instead: longer than a sleeping
@@ -116,6 +117,8 @@ pub(crate) struct Reactor {
     reap: RefCell<Vec<u64>>,
     /// Commands that wait for their subsystem's pause to end.
     pub(crate) paused: RefCell<VecDeque<*mut spdk_nvmf_request>>,
+    /// The data buffers, and who waits for one.
+    pub(crate) buffers: Pool,
     /// Unused bdev I/Os.
     pub(crate) free_bdev_ios: RefCell<Vec<*mut spdk_bdev_io>>,
 }
@@ -142,6 +145,7 @@ pub(crate) fn run(index: usize, shared: Arc<Shared>) -> io::Result<()> {
         }
         OwnedFd::from_raw_fd(fd)
     };
+    let buffers = Pool::new(shared.config.buffers);
     let reactor = Reactor {
         shared,
         mailbox,
@@ -156,6 +160,7 @@ pub(crate) fn run(index: usize, shared: Arc<Shared>) -> io::Result<()> {
         resume: RefCell::default(),
         reap: RefCell::default(),
         paused: RefCell::default(),
+        buffers,
         free_bdev_ios: RefCell::default(),
     };
     reactor.poll_for(libc::EPOLL_CTL_ADD, reactor.mailbox.event.as_raw_fd(), libc::EPOLLIN as u32, 0)?;
@@ -172,7 +177,7 @@ pub(crate) fn run(index: usize, shared: Arc<Shared>) -> io::Result<()> {
     reactor.group.set(group);
     nvmf::poll_group_created(thread);
 
-    reactor.poll_loop();
+    reactor.poll_loop(index);
     reactor.shut_down();
 
     nvmf::poll_group_destroyed(thread);
@@ -190,21 +195,30 @@ pub(crate) fn run(index: usize, shared: Arc<Shared>) -> io::Result<()> {
 }
 
 impl Reactor {
-    fn poll_loop(&self) {
+    fn poll_loop(&self, index: usize) {
         let spin = self.shared.config.spin_ns;
+        let other_work = self.shared.config.other_work;
+        let times = &self.shared.times[index];
+        let mut turn_began = now_ns();
         let mut last_busy = now_ns();
         let mut next_check = last_busy;
         while !self.shared.stopping() {
             let mut busy = self.take_messages();
             busy |= self.run_finished();
             busy |= self.run_timers();
+            busy |= self.serve_buffers();
             busy |= self.flush_sockets();
+            if !other_work.is_zero() {
+                work(other_work);
+                busy = true;
+            }
             let now = now_ns();
             if busy {
                 last_busy = now;
             }
             let sleep = self.sleep_ns(now, now.saturating_sub(last_busy) < spin);
-            if self.poll_sockets(sleep) {
+            let polled = self.poll_sockets(sleep);
+            if polled {
                 last_busy = now_ns();
             } else if sleep == 0 && !busy && !self.is_due_within(SPIN_BEFORE_DEADLINE_NS) {
                 // Polling in vain: others may need the core more.
@@ -212,6 +226,11 @@ impl Reactor {
             }
             self.resume_waiting();
             self.reap_dead();
+            let turn_ended = now_ns();
+            // Waiting for a deadline without sleeping is no work.
+            let spent = if busy || polled { &times.busy } else { &times.idle };
+            spent.fetch_add(turn_ended.saturating_sub(turn_began), Ordering::Relaxed);
+            turn_began = turn_ended;
             if now >= next_check {
                 next_check = now + LONGEST_SLEEP_NS;
                 self.check_keep_alive(now);
@@ -336,6 +355,20 @@ impl Reactor {
             }
         }
         n > 0
+    }
+
+    /// Gives the buffers that came back to the requests that wait for one.
+    fn serve_buffers(&self) -> bool {
+        let mut any = false;
+        while let Some(tcp_req) = self.buffers.serve() {
+            any = true;
+            // SAFETY: a request that waits belongs to a live connection: one whose connection goes is forgotten.
+            unsafe {
+                (*tcp_req).holds_buffer = true;
+                tcp::nvmf_tcp_req_process((*(*tcp_req).req.qpair).transport, tcp_req);
+            }
+        }
+        any
     }
 
     fn resume_waiting(&self) {

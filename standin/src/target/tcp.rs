@@ -22,7 +22,7 @@ use super::types::{
 use super::{DELAYS, STATS, Status, ctrlr, nvmf};
 use crate::pdu::{nvme_tcp_pdu, nvme_tcp_pdu_recv_state as Recv};
 use crate::sock::{
-    _sock_flush, Received, posix_sock, sock_close, sock_from_stream, sock_queue, spdk_sock,
+    _sock_flush, Received, posix_sock, limit_buffers, sock_close, sock_from_stream, sock_queue, spdk_sock,
     spdk_sock_request, xfer_complete_cb,
 };
 use crate::trid::put_cstr;
@@ -55,7 +55,11 @@ pub(crate) fn accept(reactor: &Reactor, stream: TcpStream) {
     let (Ok(peer), Ok(local)) = (stream.peer_addr(), stream.local_addr()) else {
         return;
     };
-    let sock = match sock_from_stream(stream, RECV_BUFFER) {
+    let sized = match reactor.shared.config.socket_buffer {
+        Some(bytes) => limit_buffers(&stream, bytes),
+        None => Ok(()),
+    };
+    let sock = match sized.and_then(|()| sock_from_stream(stream, RECV_BUFFER)) {
         Ok(sock) => sock,
         Err(e) => {
             super::log(&format!("a connection from {peer} is dropped: {e}"));
@@ -498,6 +502,14 @@ pub(crate) unsafe extern "C" fn nvmf_tcp_req_process(
             match before {
                 State::TCP_REQUEST_STATE_NEW => start(tqpair, tcp_req),
                 State::TCP_REQUEST_STATE_NEED_BUFFER => {
+                    let pooled = (*tcp_req).cmd.nvme_cmd().dptr.kind == SGL_TRANSPORT && (*tqpair).qpair.qid != 0;
+                    if pooled && !(*tcp_req).holds_buffer {
+                        if !reactor(tqpair).buffers.take(tcp_req) {
+                            // The reactor goes on with it when its turn has come.
+                            return moved;
+                        }
+                        (*tcp_req).holds_buffer = true;
+                    }
                     if let Err(status) = take_buffer(&*transport, tcp_req) {
                         nvmf::set_status(&raw mut (*tcp_req).req, status);
                         (*tcp_req).state = State::TCP_REQUEST_STATE_EXECUTING;
@@ -537,6 +549,11 @@ pub(crate) unsafe extern "C" fn nvmf_tcp_req_process(
                 }
                 State::TCP_REQUEST_STATE_COMPLETED => {
                     (*tcp_req).state = State::TCP_REQUEST_STATE_FREE;
+                    if std::mem::take(&mut (*tcp_req).holds_buffer) {
+                        reactor(tqpair).buffers.give();
+                    } else {
+                        reactor(tqpair).buffers.forget(tcp_req);
+                    }
                     (*tqpair).qpair.queue_depth -= 1;
                     (*tqpair).tcp_req_free_queue.push_back(tcp_req);
                     if (*tqpair).sock_closed {

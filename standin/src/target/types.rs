@@ -163,6 +163,8 @@ pub(crate) struct spdk_nvmf_tcp_req {
     pub(crate) pdu: *mut nvme_tcp_pdu,
     /// Data buffer; grows to the largest command that the slot has seen.
     pub(crate) buf: Vec<u8>,
+    /// It has one of the reactor's buffers to give back.
+    pub(crate) holds_buffer: bool,
 }
 
 #[repr(C)]
@@ -553,6 +555,7 @@ impl spdk_nvmf_tcp_req {
             r2t_end: 0,
             pdu,
             buf: Vec::new(),
+            holds_buffer: false,
         }
     }
 }
