@@ -34,6 +34,8 @@ pub enum Subcommand {
     Compare(Compare),
     /// Name the cause of what is slow in a host's and a target's run, with its evidence; or say what it is not.
     Diagnose(Diagnose),
+    /// Inject known faults, and check that their stage, size and cause are found, and no cause where there is none.
+    Selftest(Selftest),
     /// Print the JSON schema of what a subcommand prints with --format json.
     Schema(Schema),
 }
@@ -314,6 +316,24 @@ pub struct Demo {
     pub duration: Duration,
 }
 
+/// Each fault is injected on the stand-in target and initiator, on this machine; with the directory of an SPDK build in
+/// SPDK_BUILD also on its nvmf_tgt. Exit codes: 3 where something was not found as it should have been, 4 where other
+/// work on the machine kept it from being told.
+#[derive(Debug, Args)]
+pub struct Selftest {
+    /// Record each load for a shorter time.
+    #[arg(long)]
+    pub quick: bool,
+    /// Only these causes, such as fabric_loss,iops_limit.
+    #[arg(long, value_name = "CAUSE", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Keep the recorded runs in this directory, one folder for each cause.
+    #[arg(long, value_name = "DIR")]
+    pub keep: Option<PathBuf>,
+    #[command(flatten)]
+    pub format: FormatOption,
+}
+
 #[derive(Debug, Args)]
 pub struct Schema {
     /// Whose output.
@@ -333,6 +353,8 @@ pub enum SchemaOf {
     Compare,
     /// `diagnose --format json`.
     Diagnose,
+    /// `selftest --format json`.
+    Selftest,
 }
 
 /// What a value is whose first character is a hyphen: another option, where one was left out. Only numbers below

@@ -3,20 +3,15 @@
 
 use crate::cli::{Demo, Format};
 use crate::exit;
-use crate::recorder::{self, Plan};
+use crate::pair::{self, Wish};
 use crate::report;
 use crate::signals::Signals;
-use crate::window::Wanted;
 use anyhow::{Context, Result, bail};
 use joiner::{Class, JoinOptions, Report, ReportOptions};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use run_format::{Nanos, Run, Side, Stage};
-use spdk_probes::{Choice, Options};
+use run_format::{Nanos, Run, Stage};
 use standin::spawn::{Initiator, Target};
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// What a read of the stand-in's storage takes to begin with, as on a flash drive. Not nothing: a command that
@@ -83,7 +78,6 @@ pub fn run(options: &Demo) -> Result<ExitCode> {
 
 /// One load, recorded on both sides and joined.
 fn phase(target: &Target, home: &Path, options: &Demo, signals: &Signals) -> Result<Report> {
-    std::fs::create_dir_all(home).with_context(|| format!("create {}", home.display()))?;
     let load = [
         "--connect".to_owned(),
         target.address().to_string(),
@@ -94,65 +88,15 @@ fn phase(target: &Target, home: &Path, options: &Demo, signals: &Signals) -> Res
         "--duration".to_owned(),
         format!("{}us", options.duration.as_micros()),
     ];
-    let initiator = Initiator::spawn(load)?;
-    let how = Options::default();
-    let on_target =
-        spdk_probes::Target::attach(&spdk_probes::find(Side::Target, &Choice::Pid(target.pid()))?, &how)?;
-    let on_host =
-        spdk_probes::Host::attach(&spdk_probes::find(Side::Host, &Choice::Pid(initiator.pid()))?, &how)?;
-
-    // The host's recording ends with the initiator; the target's is then told to end.
-    let enough = signals.another();
-    let (host_run, target_run) = (home.join("host.run"), home.join("target.run"));
-    let load = i32::try_from(initiator.pid()).map(Pid::from_raw).context("a process number")?;
-    let over = AtomicBool::new(false);
-    let summary = std::thread::scope(|threads| {
-        // A signal ends the load too.
-        threads.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
-                if signals.came().is_some() {
-                    let _ = kill(load, Signal::SIGTERM);
-                    return;
-                }
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        });
-        let recorded_target = threads.spawn(|| recorder::record(on_target, &quietly(&target_run), &enough));
-        let recorded_host = threads.spawn(|| recorder::record(on_host, &quietly(&host_run), signals));
-        let summary = initiator.finish();
-        over.store(true, Ordering::Relaxed);
-        let host = recorded_host.join();
-        enough.raise();
-        let target = recorded_target.join();
-        for recorded in [host, target] {
-            recorded.map_err(|_| anyhow::anyhow!("a recording panicked"))??;
-        }
-        summary
-    });
-    if signals.came().is_some() {
-        bail!("ended by a signal");
-    }
-    let summary = summary?;
-    if summary.errors > 0 {
-        bail!("{} of the initiator's commands failed", summary.errors);
-    }
-    let joined = joiner::join(&Run::open(&host_run)?, &Run::open(&target_run)?, &JoinOptions::default())?;
-    Ok(joiner::report(&joined, &ReportOptions::default())?)
-}
-
-fn quietly(output: &Path) -> Plan<'_> {
-    Plan {
-        output,
-        force: true,
-        duration: None,
-        one_in: 1,
-        windows: Wanted::default(),
-        price: None,
+    let wish = Wish {
+        home,
         telemetry: crate::telemetry::Asked::default(),
         labels: std::collections::BTreeMap::from([("demo".to_owned(), "stand-in".to_owned())]),
-        command: &[],
-        quiet: true,
-    }
+    };
+    pair::record(target.pid(), Initiator::spawn(load)?, &wish, signals)?;
+    let (host_run, target_run) = pair::runs(home);
+    let joined = joiner::join(&Run::open(&host_run)?, &Run::open(&target_run)?, &JoinOptions::default())?;
+    Ok(joiner::report(&joined, &ReportOptions::default())?)
 }
 
 /// Prints what each stage's median did, and says whether it is what was done to storage. Medians, because a

@@ -8,6 +8,7 @@ mod demo;
 mod diagnose;
 mod exit;
 mod overhead;
+mod pair;
 mod price;
 mod probe;
 mod progress;
@@ -15,6 +16,7 @@ mod record;
 mod recorder;
 mod report;
 mod schema;
+mod selftest;
 mod signals;
 mod software;
 mod telemetry;
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
         cli::Subcommand::Probe(what) => probe::run(&what),
         cli::Subcommand::Record(what) => record::run(&what),
         cli::Subcommand::Report(options) => report::run(&options),
+        cli::Subcommand::Selftest(options) => selftest::run(&options),
         cli::Subcommand::Schema(options) => schema::run(&options),
     };
     exit::code(result)

@@ -17,6 +17,7 @@ pub fn run(options: &Schema) -> Result<ExitCode> {
         SchemaOf::ProbeBaseline => probe::COMPARISON_SCHEMA,
         SchemaOf::Compare => joiner::COMPARE_SCHEMA,
         SchemaOf::Diagnose => joiner::DIAGNOSE_SCHEMA,
+        SchemaOf::Selftest => crate::selftest::SCHEMA,
     };
     print(text)?;
     Ok(ExitCode::SUCCESS)

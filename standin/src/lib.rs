@@ -10,14 +10,14 @@
 //! other programs need to start and steer them ([`spawn`]); the probe points are in the two
 //! programs only.
 
+pub mod cpus;
 mod duration;
-pub mod hogs;
 pub mod network;
 mod report;
 pub mod spawn;
 
+pub use cpus::Hogs;
 pub use duration::{parse_duration, parse_size, parse_size_u32};
-pub use hogs::Hogs;
 pub use report::{Latency, Stage, Summary, Workload};
 pub use spawn::{Initiator, Target};
 

@@ -189,7 +189,8 @@ pub(crate) fn run(config: &InitiatorConfig, connection: &Connection) -> Result<S
         bail!("--region: smaller than one command of {size} bytes");
     }
     if let Some((_, bytes)) = config.large_reads {
-        let fits = bytes.is_multiple_of(block_bytes) && bytes <= connection.max_xfer() && u64::from(bytes) <= region;
+        let fits =
+            bytes.is_multiple_of(block_bytes) && bytes <= connection.max_xfer() && u64::from(bytes) <= region;
         if bytes == 0 || !fits {
             bail!("--large-reads: {bytes} bytes are no read that the target takes, or more than --region");
         }

@@ -11,9 +11,9 @@ use super::types::{
     spdk_nvme_cmd_cb, spdk_nvme_ctrlr, spdk_nvme_qpair,
 };
 use crate::pdu::{nvme_tcp_pdu, nvme_tcp_pdu_recv_state as Recv};
-use crate::sock::{limit_buffers, 
-    _sock_flush, Received, posix_sock, sock_close, sock_from_stream, sock_queue, spdk_sock_request,
-    xfer_complete_cb,
+use crate::sock::{
+    _sock_flush, Received, limit_buffers, posix_sock, sock_close, sock_from_stream, sock_queue,
+    spdk_sock_request, xfer_complete_cb,
 };
 use crate::wire::{
     Receiver, SGL_IN_CAPSULE, SGL_TRANSPORT, check_common, nvme_tcp_pdu_hdr, opc, pdu_flag, pdu_type,

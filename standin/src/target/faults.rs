@@ -67,9 +67,7 @@ pub(crate) fn done_at(drive: Option<Drive>, now: u64, delay: u64) -> u64 {
             in_line(&FREE_AT, now, took as u64) + delay
         }
         Some(Drive::Iops(n)) => in_line(&FREE_AT, now, 1_000_000_000 / u64::from(n)) + delay,
-        Some(Drive::Stalls(share, time)) => {
-            now + delay + if random() < share { ns(time) } else { 0 }
-        }
+        Some(Drive::Stalls(share, time)) => now + delay + if random() < share { ns(time) } else { 0 },
     }
 }
 
@@ -152,7 +150,17 @@ mod tests {
         assert_eq!(Drive::parse("serial=200us"), Ok(Drive::Serial(us(200))));
         assert_eq!(Drive::parse("iops=2000"), Ok(Drive::Iops(2000)));
         assert_eq!(Drive::parse("stalls=0.02:3ms"), Ok(Drive::Stalls(0.02, us(3000))));
-        for bad in ["", "serial", "serial=", "iops=0", "iops=-1", "stalls=2:1ms", "stalls=0.1", "stalls=NaN:1ms", "x=1"] {
+        for bad in [
+            "",
+            "serial",
+            "serial=",
+            "iops=0",
+            "iops=-1",
+            "stalls=2:1ms",
+            "stalls=0.1",
+            "stalls=NaN:1ms",
+            "x=1",
+        ] {
             assert!(Drive::parse(bad).is_err(), "{bad}");
         }
     }
@@ -160,7 +168,10 @@ mod tests {
     #[test]
     fn one_after_the_other_and_stalls_by_share() {
         let line = AtomicU64::new(0);
-        assert_eq!([in_line(&line, 100, 10), in_line(&line, 100, 10), in_line(&line, 500, 10)], [110, 120, 510]);
+        assert_eq!(
+            [in_line(&line, 100, 10), in_line(&line, 100, 10), in_line(&line, 500, 10)],
+            [110, 120, 510]
+        );
         assert_eq!(done_at(None, 5, 7), 12);
         let stalls = Some(Drive::Stalls(0.1, Duration::from_nanos(1_000)));
         let slow = (0..10_000).filter(|_| done_at(stalls, 0, 1) > 1_000).count();

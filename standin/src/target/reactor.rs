@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::faults::{Pool, work};
 use super::types::{
     spdk_bdev_io, spdk_io_channel, spdk_nvmf_poll_group, spdk_nvmf_request, spdk_nvmf_tcp_poll_group,
     spdk_nvmf_tcp_qpair, spdk_thread,
 };
-use super::faults::{Pool, work};
 use super::{Shared, bdev, ctrlr, nvmf, tcp};
 
 /// How long before a deadline the reactor stops sleeping and polls instead: longer than a sleeping

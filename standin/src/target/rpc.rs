@@ -63,7 +63,7 @@ fn talk(shared: &Shared, mut stream: UnixStream) {
         let mut values = serde_json::Deserializer::from_slice(&buffer).into_iter::<Value>();
         let mut answers = String::new();
         let mut broken = false;
-        while let Some(value) = values.next() {
+        for value in values.by_ref() {
             match value {
                 Ok(request) => answers += &answer(shared, &request).to_string(),
                 Err(error) => {

@@ -22,7 +22,7 @@ use super::types::{
 use super::{DELAYS, STATS, Status, ctrlr, nvmf};
 use crate::pdu::{nvme_tcp_pdu, nvme_tcp_pdu_recv_state as Recv};
 use crate::sock::{
-    _sock_flush, Received, posix_sock, limit_buffers, sock_close, sock_from_stream, sock_queue, spdk_sock,
+    _sock_flush, Received, limit_buffers, posix_sock, sock_close, sock_from_stream, sock_queue, spdk_sock,
     spdk_sock_request, xfer_complete_cb,
 };
 use crate::trid::put_cstr;
@@ -502,7 +502,8 @@ pub(crate) unsafe extern "C" fn nvmf_tcp_req_process(
             match before {
                 State::TCP_REQUEST_STATE_NEW => start(tqpair, tcp_req),
                 State::TCP_REQUEST_STATE_NEED_BUFFER => {
-                    let pooled = (*tcp_req).cmd.nvme_cmd().dptr.kind == SGL_TRANSPORT && (*tqpair).qpair.qid != 0;
+                    let pooled =
+                        (*tcp_req).cmd.nvme_cmd().dptr.kind == SGL_TRANSPORT && (*tqpair).qpair.qid != 0;
                     if pooled && !(*tcp_req).holds_buffer {
                         if !reactor(tqpair).buffers.take(tcp_req) {
                             // The reactor goes on with it when its turn has come.

@@ -1,4 +1,5 @@
-//! CPU hogs: threads that do nothing but keep a CPU busy, beside what is recorded on it.
+//! CPUs: which there are, binding a process to one, and hogs, which are threads that do nothing but keep one busy
+//! beside what is recorded on it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -70,7 +71,7 @@ pub fn bind(pid: u32, cpu: usize) -> Result<()> {
 ///
 /// # Errors
 /// The system does not tell.
-pub fn cpus() -> Result<Vec<usize>> {
+pub fn usable() -> Result<Vec<usize>> {
     let set = sched_getaffinity(Pid::from_raw(0)).context("the CPUs of this process")?;
     Ok((0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false)).collect())
 }
@@ -82,7 +83,7 @@ mod tests {
 
     #[test]
     fn hogs_run_on_their_cpu_and_end() {
-        let all = cpus().unwrap();
+        let all = usable().unwrap();
         let hogs = Hogs::on(all[0], 2).unwrap();
         let time = || {
             let text = std::fs::read_to_string("/proc/self/task/".to_owned() + &hog() + "/stat").unwrap();
