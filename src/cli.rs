@@ -36,6 +36,8 @@ pub enum Subcommand {
     Diagnose(Diagnose),
     /// Inject known faults, and check that their stage, size and cause are found, and no cause where there is none.
     Selftest(Selftest),
+    /// Join all runs beneath directories into one table, and show trends, outliers and changes across runs.
+    Batch(Batch),
     /// Print the JSON schema of what a subcommand prints with --format json.
     Schema(Schema),
 }
@@ -303,6 +305,35 @@ pub enum DiagnoseFormat {
     Markdown,
 }
 
+/// Runs are directories with a run.json, at any depth. A host's and a target's run of one parent directory are a pair;
+/// else those that were recorded at one time and share a queue. What was joined by an earlier call is not joined again.
+#[derive(Debug, Args)]
+pub struct Batch {
+    /// Directories with runs beneath them.
+    #[arg(value_name = "DIR", required = true, num_args = 1..)]
+    pub directories: Vec<PathBuf>,
+    /// Where the table goes (batch.parquet), with what the next call goes on from.
+    #[arg(short, long, value_name = "OUT")]
+    pub output: PathBuf,
+    /// Group and order the runs by this label, such as spdk.version, kernel, machine, day or one of your own.
+    #[arg(long, value_name = "LABEL")]
+    pub by: Option<String>,
+    /// The least change that counts: a share, a time, or the larger of both.
+    #[arg(long, value_name = "P%,TIME", default_value = "2%,0.25us", value_parser = signed(joiner::Floor::parse), allow_hyphen_values = true)]
+    pub floor: joiner::Floor,
+    /// How many pairs to join at once [default: one for each core].
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), allow_negative_numbers = true)]
+    pub jobs: Option<u16>,
+    /// How much memory joining may take at most, about, all pairs together.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = signed(memory), allow_hyphen_values = true)]
+    pub memory: u64,
+    /// Show no progress.
+    #[arg(short, long)]
+    pub quiet: bool,
+    #[command(flatten)]
+    pub format: FormatOption,
+}
+
 #[derive(Debug, Args)]
 pub struct Demo {
     /// Keep the recorded runs in this directory, in place of an earlier demo's.
@@ -355,6 +386,8 @@ pub enum SchemaOf {
     Diagnose,
     /// `selftest --format json`.
     Selftest,
+    /// `batch --format json`.
+    Batch,
 }
 
 /// What a value is whose first character is a hyphen: another option, where one was left out. Only numbers below

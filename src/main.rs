@@ -1,6 +1,7 @@
 //! fabscope, the command: parse, run, map the result to an exit code.
 #![allow(unreachable_pub)] // a binary's modules have no outside
 
+mod batch;
 mod cli;
 mod compare;
 mod counting;
@@ -28,6 +29,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let result = match cli::Cli::parse().command {
+        cli::Subcommand::Batch(options) => batch::run(&options),
         cli::Subcommand::Compare(options) => compare::run(&options),
         cli::Subcommand::Diagnose(options) => diagnose::run(&options),
         cli::Subcommand::Demo(options) => demo::run(&options),

@@ -66,6 +66,35 @@ impl Reading {
     }
 }
 
+/// How many pairs of runs are done.
+#[derive(Debug)]
+pub struct Pairs(ProgressBar);
+
+impl Pairs {
+    /// A line that shows with the first news. `quiet` shows nothing.
+    pub fn new(quiet: bool) -> Pairs {
+        let bar = ProgressBar::new(0);
+        if quiet {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos} of {len} pairs, {eta} left") {
+            bar.set_style(style);
+        }
+        Pairs(bar)
+    }
+
+    /// Shows that `done` are done `of` all.
+    pub fn update(&self, done: usize, of: usize) {
+        self.0.set_length(of as u64);
+        self.0.set_position(done as u64);
+    }
+
+    /// Takes the line away.
+    pub fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
 /// "12 345 commands seen, 12 340 recorded, 5 lost".
 pub fn summary(c: &Counters) -> String {
     let mut text = format!("{} commands seen, {} recorded", count(c.seen), count(c.recorded));

@@ -22,6 +22,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         },
         detail: options.detail,
         slowest: options.slowest,
+        histograms: false,
     };
     let reading = Reading::new();
     let how = How {

@@ -18,6 +18,7 @@ pub fn run(options: &Schema) -> Result<ExitCode> {
         SchemaOf::Compare => joiner::COMPARE_SCHEMA,
         SchemaOf::Diagnose => joiner::DIAGNOSE_SCHEMA,
         SchemaOf::Selftest => crate::selftest::SCHEMA,
+        SchemaOf::Batch => joiner::BATCH_SCHEMA,
     };
     print(text)?;
     Ok(ExitCode::SUCCESS)

@@ -3,7 +3,7 @@
 //!
 //!     cargo run --release -p joiner --example report -- HOST.run TARGET.run [detail] [json] [memory=MIB]
 
-use joiner::{Bounds, GroupBy, JoinOptions, ReportOptions, report_within};
+use joiner::{Bounds, JoinOptions, ReportOptions, report_within};
 use run_format::Run;
 use std::error::Error;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(mib) = how.iter().find_map(|h| h.strip_prefix("memory=")) {
         bounds.memory = mib.parse::<u64>()? << 20;
     }
-    let options = ReportOptions { group_by: GroupBy::Class, detail: has("detail"), slowest: 0 };
+    let options = ReportOptions { detail: has("detail"), ..ReportOptions::default() };
     let began = Instant::now();
     let (host, target) = (Run::open(Path::new(host))?, Run::open(Path::new(target))?);
     let report = report_within(&host, &target, &JoinOptions::default(), &options, &bounds)?;

@@ -60,7 +60,7 @@ pub(crate) fn wall_clock(m: &Manifest) -> Option<(i64, i64)> {
 }
 
 /// `2026-01-31 23:59:59`, from nanoseconds since 1970 (proleptic Gregorian calendar).
-fn utc(ns: i64) -> String {
+pub(crate) fn utc(ns: i64) -> String {
     let seconds = ns.div_euclid(1_000_000_000);
     let (day, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     // Days since 0000-03-01, so that a leap day is the last of its year.

@@ -122,6 +122,16 @@ pub enum Error {
         /// The new's.
         new: String,
     },
+    /// A batch was asked to end before it was done.
+    #[error(
+        "ended by a signal when {done} of {of} pairs of runs were done: the same command goes on from there"
+    )]
+    Interrupted {
+        /// Pairs that are done, by this call or one before.
+        done: usize,
+        /// All pairs.
+        of: usize,
+    },
     /// Columns could not be read or made.
     #[error("{doing}: {source}")]
     Polars {

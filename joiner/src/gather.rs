@@ -112,7 +112,9 @@ impl Classes {
         let class = |(key, number): (Key, usize)| {
             let distributions = self.figures[number].iter().map(Histogram::distribution).collect();
             let slowest = std::mem::replace(&mut self.slowest[number], self.all_slowest.clone());
-            make(key, self.counts[number], Columns::of(distributions, slowest))
+            let mut histograms = std::mem::take(&mut self.figures[number]);
+            histograms.truncate(1 + PARTS);
+            make(key, self.counts[number], Columns::of(distributions, slowest).with(histograms))
         };
         numbers.into_iter().map(class).collect()
     }

@@ -42,7 +42,7 @@ fn bucket(value: i64) -> i32 {
 }
 
 /// The middle of a bucket.
-fn middle(bucket: i32) -> i64 {
+pub(crate) fn middle(bucket: i32) -> i64 {
     let place = bucket.unsigned_abs();
     let size = if place < 2 << BITS {
         u64::from(place)
@@ -56,6 +56,13 @@ fn middle(bucket: i32) -> i64 {
 }
 
 impl Histogram {
+    /// Of a sample.
+    pub(crate) fn of(values: &[i64]) -> Histogram {
+        let mut histogram = Histogram::default();
+        values.iter().for_each(|&value| histogram.add(value));
+        histogram
+    }
+
     /// Adds a value.
     pub(crate) fn add(&mut self, value: i64) {
         self.note(1, i128::from(value), value, value);
@@ -132,6 +139,44 @@ impl Histogram {
         size_of::<Histogram>() + self.plain.capacity() * 8 + self.counts.capacity() * 8
     }
 
+    /// How many values it was given.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The sum of the values.
+    pub(crate) fn sum(&self) -> i128 {
+        self.sum
+    }
+
+    /// The least value and the most; 0 where there is none.
+    pub(crate) fn range(&self) -> (i64, i64) {
+        (self.least, self.most)
+    }
+
+    /// The buckets that have values, in order, with how many.
+    pub(crate) fn buckets(&self) -> Vec<(i32, u64)> {
+        if !self.plain.is_empty() {
+            let mut places: Vec<i32> = self.plain.iter().map(|&value| bucket(value)).collect();
+            places.sort_unstable();
+            return places.chunk_by(|a, b| a == b).map(|same| (same[0], same.len() as u64)).collect();
+        }
+        (self.first..).zip(&self.counts).filter(|(_, n)| **n > 0).map(|(bucket, &n)| (bucket, n)).collect()
+    }
+
+    /// Adds what another told of itself: its buckets, and how many values with what sum and range they are.
+    pub(crate) fn merge_buckets(
+        &mut self,
+        buckets: impl Iterator<Item = (i32, u64)>,
+        count: u64,
+        sum: i128,
+        (least, most): (i64, i64),
+    ) {
+        self.note(count, sum, least, most);
+        self.spread();
+        buckets.for_each(|(bucket, n)| self.count_in(bucket, n));
+    }
+
     /// Arithmetic mean.
     pub(crate) fn mean(&self) -> f64 {
         self.sum as f64 / self.count.max(1) as f64
@@ -173,12 +218,6 @@ mod tests {
     use crate::stats::Distribution;
     use proptest::prelude::*;
 
-    fn of(values: &[i64]) -> Histogram {
-        let mut histogram = Histogram::default();
-        values.iter().for_each(|&v| histogram.add(v));
-        histogram
-    }
-
     fn value() -> impl Strategy<Value = i64> {
         prop_oneof![
             -2_000i64..2_000,
@@ -219,6 +258,20 @@ mod tests {
         }
 
         #[test]
+        fn buckets_tell_all_that_percentiles_need(values in proptest::collection::vec(value(), 0..3_000)) {
+            let all = Histogram::of(&values);
+            let mut again = Histogram::default();
+            if !values.is_empty() {
+                again.merge_buckets(all.buckets().into_iter(), all.count(), all.sum(), all.range());
+            }
+            prop_assert_eq!(again.count(), all.count());
+            prop_assert_eq!(again.buckets(), all.buckets());
+            if !values.is_empty() {
+                check(again.distribution(), &values);
+            }
+        }
+
+        #[test]
         fn buckets_are_in_the_order_of_values(a in value(), b in value()) {
             prop_assert!(a > b || bucket(a) <= bucket(b));
         }
@@ -228,12 +281,12 @@ mod tests {
             values in proptest::collection::vec(value(), 1..4_000),
             cuts in proptest::collection::vec(0usize..4_000, 0..5),
         ) {
-            check(of(&values).distribution(), &values);
+            check(Histogram::of(&values).distribution(), &values);
             let mut cuts: Vec<usize> = cuts.into_iter().map(|c| c.min(values.len())).collect();
             cuts.extend([0, values.len()]);
             cuts.sort_unstable();
             let mut merged = Histogram::default();
-            cuts.windows(2).for_each(|c| merged.merge(&of(&values[c[0]..c[1]])));
+            cuts.windows(2).for_each(|c| merged.merge(&Histogram::of(&values[c[0]..c[1]])));
             check(merged.distribution(), &values);
         }
     }

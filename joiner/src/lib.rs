@@ -3,8 +3,9 @@
 //!
 //! [`join`] matches the commands of the two sides; [`report`] says where their time went; [`host_report`]
 //! and [`target_report`] say what one side alone can know; [`compare`] says what moved between runs;
-//! [`diagnose`] names the cause of what is slow, with its evidence.
+//! [`diagnose`] names the cause of what is slow, with its evidence; [`batch`] puts many runs into one table.
 
+mod batch;
 mod clock;
 mod compare;
 mod describe;
@@ -36,6 +37,11 @@ mod tests;
 mod threads;
 mod timeline;
 
+pub use batch::{
+    BATCH_SCHEMA, Batch, BatchOptions, Buckets, By, Change, ChangedLabel, ClassRows, Differs, FarOff, Figure,
+    Found, FoundRun, Group, JoinCounts, Labels, Merged, MergedStage, Moved, Outlier, PairRows, Quantile,
+    RunName, RunPair, Skipped, Slopes, Times, TooFew, Trend, batch, find, step,
+};
 pub use compare::{
     BoundaryPair, COMPARE_SCHEMA, Cell, ClassComparison, ClassName, CompareOptions, Comparison, Difference,
     Failure, Floor, Form, Gate, GateResult, Input, LoadFigures, Outcome, Repetition, Row, SideOf, Statistic,

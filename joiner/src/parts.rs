@@ -992,7 +992,8 @@ mod tests {
     use run_format::{Boundary, Nanos, Run, Stage};
     use tempfile::TempDir;
 
-    const OPTIONS: ReportOptions = ReportOptions { group_by: GroupBy::Queue, detail: true, slowest: 7 };
+    const OPTIONS: ReportOptions =
+        ReportOptions { group_by: GroupBy::Queue, detail: true, histograms: true, slowest: 7 };
 
     /// Room for everything, `chunk` and `round` commands at a time.
     fn size(chunk: usize, round: usize) -> Size {
@@ -1049,6 +1050,10 @@ mod tests {
                     (Some(f), Some(e)) => same_times(&f.times, &e.times),
                     (f, e) => assert!(f.is_none() && e.is_none()),
                 }
+            }
+            assert_eq!(f.histograms.len(), e.histograms.len());
+            for (f, e) in f.histograms.iter().zip(&e.histograms) {
+                assert_eq!(f.buckets(), e.buckets());
             }
             assert_eq!(f.parts.len(), e.parts.len());
             for (f, e) in f.parts.iter().zip(&e.parts) {

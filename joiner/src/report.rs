@@ -3,6 +3,7 @@
 
 use crate::describe::describe;
 use crate::error::Error;
+use crate::histogram::Histogram;
 use crate::join::{Accounting, Aside, BoundaryFigures, ClockFigures, Joined, Pair, SetAside, figures_of};
 use crate::listed::{Listed, SlowCommand};
 use crate::model::{Stages, SubStage, Terms, data_wait, fallbacks, filled, is_of_r2t, turnaround};
@@ -45,6 +46,8 @@ pub struct ReportOptions {
     pub detail: bool,
     /// How many of the slowest commands to list.
     pub slowest: usize,
+    /// Also the histograms of latency and stages, which add up across runs: for batch.
+    pub histograms: bool,
 }
 
 /// A report, as `fabscope report --format json` prints it: times in nanoseconds, null where not known or
@@ -213,6 +216,10 @@ pub struct Class {
     /// The stage with the largest mean among those known; null where `beyond_host` or `data_wait` is
     /// larger, since then it is not known.
     pub largest_stage: Option<Stage>,
+    /// Of latency, the stages and `beyond_host` or `data_wait`, in this order: what the report has of them. They may be
+    /// empty where they were not asked for.
+    #[serde(skip)]
+    pub(crate) histograms: Vec<Histogram>,
 }
 
 /// The five stages of a class, in the order of [`Stage::ALL`].
@@ -318,6 +325,7 @@ pub fn report(joined: &Joined, options: &ReportOptions) -> Result<Report, Error>
         },
         at: |pair: &Pair| began(host, pair.host_row as usize),
         width: width(options),
+        histograms: options.histograms,
     };
     let classes =
         rows.classes(joined.pairs(), |key, n, columns| pair_class(key, &groups, n, columns, options.detail));
@@ -385,7 +393,8 @@ pub(crate) fn pair_class(key: Key, groups: &Groups, n: u64, mut columns: Columns
             figures: columns.figures(latency.mean_ns),
         })
         .collect();
-    Class { tails, ..class(key, groups, n, latency, StageTable(stages.map(Some)), parts) }
+    let histograms = columns.histograms;
+    Class { tails, histograms, ..class(key, groups, n, latency, StageTable(stages.map(Some)), parts) }
 }
 
 /// Reports a host's run alone: its own two stages, and all beyond the host as one figure.
@@ -494,6 +503,7 @@ fn one_side(
         },
         at: |row: &usize| began(run, *row),
         width: 4,
+        histograms: options.histograms,
     }
     .classes(&rows, |key, n, columns| one_class(key, &groups, n, columns, is_host));
     let mut listed = Listed::of(options.slowest);
@@ -561,6 +571,7 @@ pub(crate) fn one_class(key: Key, groups: &Groups, n: u64, mut columns: Columns,
         class.largest_stage = None;
     }
     class.tails = tails;
+    class.histograms = columns.histograms;
     if is_host {
         class.beyond_host = Some(rest);
     } else {
@@ -819,6 +830,7 @@ fn class(
         parts,
         tails: Vec::new(),
         largest_stage,
+        histograms: Vec::new(),
     }
 }
 
@@ -831,6 +843,8 @@ struct Rows<K, M, A> {
     at: A,
     /// Number of figures.
     width: usize,
+    /// Whether histograms are wanted too.
+    histograms: bool,
 }
 
 /// Rows that are worked on at a time.
@@ -913,7 +927,9 @@ impl<K, M, A> Rows<K, M, A> {
                 slowest.add(Timed::of(at, &figures));
             }
         }
-        Columns::of(buffer.par_chunks_mut(n.max(1)).map(Distribution::of).collect(), slowest)
+        let wanted = if self.histograms { width.min(1 + PARTS) } else { 0 };
+        let histograms = buffer.par_chunks(n.max(1)).take(wanted).map(Histogram::of).collect();
+        Columns::of(buffer.par_chunks_mut(n.max(1)).map(Distribution::of).collect(), slowest).with(histograms)
     }
 }
 
@@ -921,11 +937,17 @@ impl<K, M, A> Rows<K, M, A> {
 pub(crate) struct Columns {
     distributions: std::vec::IntoIter<Distribution>,
     slowest: Slowest,
+    histograms: Vec<Histogram>,
 }
 
 impl Columns {
     pub(crate) fn of(distributions: Vec<Distribution>, slowest: Slowest) -> Columns {
-        Columns { distributions: distributions.into_iter(), slowest }
+        Columns { distributions: distributions.into_iter(), slowest, histograms: Vec::new() }
+    }
+
+    /// With the histograms of latency and stages.
+    pub(crate) fn with(self, histograms: Vec<Histogram>) -> Columns {
+        Columns { histograms, ..self }
     }
 
     fn next(&mut self) -> Distribution {

@@ -648,6 +648,14 @@ impl<'a> Streamed<'a> {
 const SEGMENT: u64 = 1 << 18;
 
 impl Recorded {
+    /// Moves the recording by so many days, wall clock and boot with it: a run of its own.
+    pub fn of_day(&mut self, day: u32) {
+        for clock in &mut self.manifest.clocks {
+            clock.realtime_ns = Nanos(clock.realtime_ns.0 + u64::from(day) * 86_400_000_000_000);
+        }
+        self.manifest.machine.boot_id += &format!(" on day {day}");
+    }
+
     /// Keeps what is whole within windows of this length that begin every so often (ns), the first at its begin
     /// and this much later: as a recording in time windows.
     pub fn in_windows(&mut self, length: u64, every: u64, late: u64) {

@@ -294,7 +294,7 @@ fn written_and_read_it_is_the_same() {
     for (row, latency) in sum("latency").into_iter().enumerate() {
         assert_eq!(stages.iter().map(|s| s[row]).sum::<i64>(), latency);
     }
-    let by_device = ReportOptions { group_by: GroupBy::Device, detail: true, slowest: 0 };
+    let by_device = ReportOptions { group_by: GroupBy::Device, detail: true, ..ReportOptions::default() };
     let report = report(&read, &by_device).unwrap();
     assert!(report.classes.iter().all(|c| c.group.as_deref() == Some("nvme0 nsid 1")));
     assert_eq!(report.classes.iter().map(|c| c.commands).sum::<u64>(), 3_000);
@@ -381,7 +381,7 @@ fn reports_are_what_the_schema_says_and_the_schema_says_no_to_others() {
     let folder = tempfile::tempdir().unwrap();
     let (host, target) = runs.write(folder.path()).unwrap();
     let schema: Value = serde_json::from_str(crate::SCHEMA).unwrap();
-    let options = ReportOptions { group_by: GroupBy::Queue, detail: true, slowest: 3 };
+    let options = ReportOptions { group_by: GroupBy::Queue, detail: true, histograms: true, slowest: 3 };
     let joined = crate::join(&host, &target, &JoinOptions::default()).unwrap();
     let reports = [
         report(&joined, &options).unwrap(),

@@ -28,20 +28,7 @@ impl Run {
     /// [`Error::Missing`], [`Error::NotARun`], [`Error::Newer`], [`Error::Manifest`] or what the file system
     /// says.
     pub fn open(directory: &Path) -> Result<Run, Error> {
-        match fs::metadata(directory) {
-            Ok(_) => {}
-            Err(e) if e.kind() == ErrorKind::NotFound => return Err(Error::Missing(directory.to_owned())),
-            Err(source) => return Err(unreadable(directory)(source)),
-        }
-        let path = directory.join("run.json");
-        let text = match fs::read(&path) {
-            Ok(text) => text,
-            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                return Err(Error::NotARun(directory.to_owned()));
-            }
-            Err(source) => return Err(unreadable(&path)(source)),
-        };
-        let mut manifest = parse_manifest(&path, &text)?;
+        let mut manifest = Manifest::read(directory)?;
         // A recording that was cut short wrote its list of slices last.
         if manifest.state == State::Open
             && let Ok(Some(slices)) = slices::read(directory, &manifest)
@@ -146,6 +133,30 @@ impl Run {
             queues.extend(queues_from_frame(&frame).map_err(parquet("read", &path))?);
         }
         Ok(queues)
+    }
+}
+
+impl Manifest {
+    /// Reads the manifest of a run of this or an older format version, and nothing else of the run.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::NotARun`], [`Error::Newer`], [`Error::Manifest`] or what the file system
+    /// says.
+    pub fn read(directory: &Path) -> Result<Manifest, Error> {
+        match fs::metadata(directory) {
+            Ok(_) => {}
+            Err(e) if e.kind() == ErrorKind::NotFound => return Err(Error::Missing(directory.to_owned())),
+            Err(source) => return Err(unreadable(directory)(source)),
+        }
+        let path = directory.join("run.json");
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                return Err(Error::NotARun(directory.to_owned()));
+            }
+            Err(source) => return Err(unreadable(&path)(source)),
+        };
+        parse_manifest(&path, &text)
     }
 }
 

@@ -156,7 +156,7 @@ impl Input {
 
 /// Whether a folder has a run's manifest. One that is no file is told before anything opens it: a pipe would keep
 /// its reader waiting.
-fn has_run(folder: &Path) -> Result<bool, String> {
+pub(crate) fn has_run(folder: &Path) -> Result<bool, String> {
     let path = folder.join("run.json");
     match std::fs::metadata(&path) {
         Ok(about) if about.is_file() => Ok(true),
@@ -170,10 +170,14 @@ fn has_run(folder: &Path) -> Result<bool, String> {
 /// Whether two runs are one recording, perhaps copied.
 fn is_same(one: &Run, other: &Run) -> bool {
     let place = |run: &Run| std::fs::canonicalize(run.directory()).ok();
-    let (a, b) = (one.manifest(), other.manifest());
-    let recorded = |m: &Manifest| (m.side, m.window, m.clocks.clone(), m.counters);
     (place(one).is_some() && place(one) == place(other))
-        || (a.machine.boot_id == b.machine.boot_id && recorded(a) == recorded(b))
+        || is_same_recording(one.manifest(), other.manifest())
+}
+
+/// Whether two manifests are of one recording.
+pub(crate) fn is_same_recording(a: &Manifest, b: &Manifest) -> bool {
+    let recorded = |m: &Manifest| (m.side, m.window, m.counters);
+    a.machine.boot_id == b.machine.boot_id && recorded(a) == recorded(b) && a.clocks == b.clocks
 }
 
 /// That no recording is given twice: it would count for more than it tells. One run a side may be compared with

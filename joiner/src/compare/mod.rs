@@ -21,9 +21,11 @@ mod verdict;
 pub use differs::{Difference, LoadFigures};
 pub use gate::{Gate, GateResult, Outcome};
 pub use input::Input;
+pub(crate) use input::{has_run, is_same_recording};
 pub use junit::Failure;
 pub use moments::BoundaryPair;
 pub use verdict::Verdict;
+pub(crate) use verdict::{percent, signed};
 
 use crate::error::Error;
 use crate::report::RunFigures;
