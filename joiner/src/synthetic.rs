@@ -283,6 +283,24 @@ impl Load {
         Runs { host: on_host, target: on_target }
     }
 
+    /// Records commands that were simulated elsewhere, their times in the load's own time, as both sides see them: pairs of
+    /// a number and a command, the same ones for the host and the target.
+    #[must_use]
+    pub fn observe(&self, host: Vec<(u64, Command)>, target: Vec<(u64, Command)>) -> Runs {
+        let mut random = Random::new(self.seed ^ 0x0b5e_44e0);
+        let last = host.iter().flat_map(|(_, c)| c.times.iter().flatten()).map(|t| t.as_i64()).max();
+        let end = last.unwrap_or(0);
+        let host = self.see(&self.host, Side::Host, host, end, &mut random);
+        let target = self.see(&self.target, Side::Target, target, end, &mut random);
+        Runs { host, target }
+    }
+
+    /// A time of the load as a side's clock shows it, for what is recorded beside the commands.
+    #[must_use]
+    pub fn on_clock(&self, side: Side, at: i64) -> Nanos {
+        Nanos(self.clock(side, at).max(0) as u64)
+    }
+
     /// One command on both sides, its times in the load's own time.
     fn command(
         &self,

@@ -1,5 +1,5 @@
-//! Checks JSON against a schema, as far as this project's schemas go: `$ref`, `anyOf`, `type`, `const`, `enum`,
-//! `required`, `properties`, `additionalProperties`, `items`, `minimum`. What a schema says beyond that is an error.
+//! Checks JSON against a schema, as far as this project's schemas go: `$ref`, `anyOf`, `oneOf`, `type`, `const`,
+//! `enum`, `required`, `properties`, `additionalProperties`, `items`, `minItems`, `maxItems`, `minimum`. What a schema says beyond that is an error.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -24,7 +24,27 @@ fn fits(value: &Value, schema: &Value, root: &Value) -> Result<()> {
                 let any = what.as_array().context("anyOf")?;
                 ensure!(any.iter().any(|s| fits(value, s, root).is_ok()), "{value} is none of {what}");
             }
-            "type" => ensure!(is(value, what)?, "{value} is not of the type {what}"),
+            "oneOf" => {
+                let all = what.as_array().context("oneOf")?;
+                let fitting = all.iter().filter(|s| fits(value, s, root).is_ok()).count();
+                if fitting != 1 {
+                    // What the first has to say of it: it is the one that is mostly meant.
+                    let first = all.first().map_or(Ok(()), |s| fits(value, s, root));
+                    bail!("{fitting} of {} fit, of the first: {first:?}", all.len());
+                }
+            }
+            "type" => {
+                let kinds = what.as_array().map_or(std::slice::from_ref(what), Vec::as_slice);
+                let any = kinds.iter().map(|kind| is(value, kind)).collect::<Result<Vec<bool>>>()?;
+                ensure!(any.contains(&true), "{value} is not of the type {what}");
+            }
+            "minItems" | "maxItems" => {
+                let (n, limit) =
+                    (value.as_array().map(Vec::len), what.as_u64().context("a number of items")?);
+                let beyond =
+                    |n: usize| if word == "minItems" { (n as u64) < limit } else { n as u64 > limit };
+                ensure!(!n.is_some_and(beyond), "{n:?} items, and {word} is {limit}");
+            }
             "const" => ensure!(value == what, "{value} is not {what}"),
             "enum" => {
                 ensure!(

@@ -283,6 +283,17 @@ impl<'a> Facts<'a> {
         (ratio(all, self.excess.0), ratio(tail, self.excess.1))
     }
 
+    /// What parts take altogether, as a multiple of what they take when nothing is in the way.
+    pub(crate) fn beyond_floor(&self, parts: &[SubStage]) -> f64 {
+        let (mut took, mut floor) = (0.0, 0.0);
+        for row in &self.rows {
+            let class = self.class(row);
+            took += parts.iter().map(|&p| row.part(p) as f64).sum::<f64>();
+            floor += parts.iter().map(|&p| class.floor[p as usize] as f64).sum::<f64>();
+        }
+        took / floor.max(1.0)
+    }
+
     /// Whether any queue goes over TCP.
     pub(crate) fn has_tcp(&self) -> bool {
         self.queues.iter().any(|q| q.host.transport == Transport::Tcp)

@@ -14,7 +14,11 @@ mod levels;
 mod part;
 mod render;
 mod rules;
+#[cfg(test)]
+mod simulate;
 mod slo;
+#[cfg(test)]
+mod tests;
 
 use crate::compare::Input;
 use crate::describe::describe;

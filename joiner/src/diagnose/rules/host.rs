@@ -5,7 +5,7 @@ use super::super::cause::Cause;
 use super::super::facts::{Facts, mean_part, over};
 use super::super::figures::mean;
 use super::fabric::{elsewhere, split};
-use super::{Claim, Found, LEAST, NOT_THERE, Rule, Threshold, Verdict, number, percent};
+use super::{Claim, Found, LEAST, NOT_THERE, Rule, Threshold, Verdict, WAITS_AS_LONG, number, percent};
 use crate::model::SubStage;
 use crate::table::time;
 use crate::timeline::Line;
@@ -57,7 +57,7 @@ pub(super) const CPU: Rule = Rule {
     cause: Cause::HostCpu,
     shows: "steal, softirq time, run-queue delay or CPU pressure is high on the CPUs that submit, and the host's stages (with the way back, which ends when a CPU takes the completion) are slow while it is",
     refutes: "the CPUs that submit have time, or the host's stages have little of the excess",
-    thresholds: &[&STEAL, &SOFTIRQ, &RUN_DELAY, &PRESSURE, &WITH_IT, &LEAST, &NOT_THERE],
+    thresholds: &[&STEAL, &SOFTIRQ, &RUN_DELAY, &PRESSURE, &WITH_IT, &WAITS_AS_LONG, &LEAST, &NOT_THERE],
     mitigation: "keep other work off the CPUs that do I/O (cpusets, isolcpus, IRQ affinity), give the virtual machine dedicated CPUs, or spread the load over more queues and CPUs",
     trade_off: "CPUs set aside for I/O are idle when it is",
     verify: "fabscope diagnose AFTER_HOST.run AFTER_TARGET.run --baseline BEFORE --slo 'host_driver.p99<=100us'",
@@ -184,7 +184,8 @@ fn cpu(facts: &Facts<'_>) -> Verdict {
         // Commands beside those of the high times are needed to compare with.
         let ratio = if low.len() < 50 || high.len() < 50 {
             // It is so all the time: the host's own excess says whether it matters.
-            if all.max(tail) >= 2.0 * LEAST.value { WITH_IT.value } else { 0.0 }
+            let slower = facts.beyond_floor(HOST);
+            if slower >= WAITS_AS_LONG.value { slower } else { 0.0 }
         } else {
             let of = |rows: &[(usize, f64)]| mean(rows.iter().map(|r| r.1)).unwrap_or(1.0).max(1e-9);
             of(&high) / of(&low)
@@ -198,10 +199,14 @@ fn cpu(facts: &Facts<'_>) -> Verdict {
     held.sort_by(|a, b| load(b.0).total_cmp(&load(a.0)));
     let Some((worst, ratio)) = held.first() else {
         if let Some((what, ratio)) = apart {
-            return Verdict::RuledOut(format!(
-                "{what} is high, but the host's stages take {}x as long while it is",
-                number(ratio)
-            ));
+            return Verdict::RuledOut(if ratio > 0.0 {
+                format!("{what} is high, but the host's stages take {}x as long while it is", number(ratio))
+            } else {
+                format!(
+                    "{what} is high all the time, but the host and the way back take {}x what they take at best",
+                    number(facts.beyond_floor(HOST))
+                )
+            });
         }
         let most = pressures.iter().max_by(|a, b| load(a).total_cmp(&load(b)));
         return Verdict::RuledOut(most.map_or_else(String::new, |p| {

@@ -106,6 +106,14 @@ pub(crate) const NOT_THERE: Threshold = Threshold {
     why: "a stage with less is not what makes commands slow, whatever its counters say",
 };
 
+/// Waiting for something that is full takes longer than the work itself.
+pub(crate) const WAITS_AS_LONG: Threshold = Threshold {
+    name: "time there",
+    value: 1.8,
+    unit: "x what it takes when nothing is in the way",
+    why: "what waits for something that is full waits about as long as it works, or longer; less is how times vary anyway",
+};
+
 impl Found {
     /// The finding, or why it is none after all.
     pub(crate) fn finding(self, rule: &Rule, facts: &Facts<'_>) -> Result<Finding, String> {

@@ -302,10 +302,9 @@ fn hot(facts: &Facts<'_>) -> Verdict {
         claim: Claim::Excess(claim),
         evidence: vec![
             Evidence::said(format!(
-                "{} carries {} of the commands, {} of {} queues that carry any",
+                "{} carries {} of the commands; {} queues carry any",
                 about.name,
                 percent(share),
-                1,
                 queues.len()
             ))
             .of(None, "commands", &about.name)

@@ -336,7 +336,13 @@ fn internal(facts: &Facts<'_>) -> Verdict {
         return Verdict::RuledOut("storage has one speed".into());
     };
     let slow = found.slow * facts.rows.len() as f64;
-    if found.apart < APART.value || found.between > BETWEEN.value || slow < SLOW_COMMANDS.value {
+    if slow < SLOW_COMMANDS.value {
+        return Verdict::RuledOut(format!(
+            "{} commands are slow in storage, too few for a speed of its own",
+            number(slow.round())
+        ));
+    }
+    if found.apart < APART.value || found.between > BETWEEN.value {
         return Verdict::RuledOut(format!(
             "storage has one speed: its slowest {} take {}x the median of the rest, and {} as many lie in between",
             percent(found.slow),
@@ -745,7 +751,10 @@ fn compare(
     let around = |part: &[(usize, usize)]| {
         mean(part.iter().map(|l| {
             let row = &facts.rows[l.1];
-            load.over_in(row.submit - AROUND, row.submit + AROUND) as f64
+            // A few service times: less than a burst of the neighbour's lasts.
+            let floor = facts.class(row).stage_floor[Stage::Storage as usize];
+            let around = floor.saturating_mul(4).clamp(AROUND.0, AROUND.1);
+            load.over_in(row.submit - around, row.submit + around) as f64
         }))
     };
     let normal = slow(quiet)?;
@@ -763,5 +772,5 @@ fn compare(
     })
 }
 
-/// Either way, for how much a neighbour completes at a time, ns.
-const AROUND: i64 = 5_000_000;
+/// Either way, for how much a neighbour completes at a time: from and to, ns.
+const AROUND: (i64, i64) = (100_000, 5_000_000);

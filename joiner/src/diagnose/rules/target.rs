@@ -4,7 +4,7 @@ use super::super::Evidence;
 use super::super::cause::Cause;
 use super::super::facts::{Facts, over};
 use super::fabric::{elsewhere, per_second};
-use super::{Claim, Found, LEAST, NOT_THERE, Rule, Threshold, Verdict, number, percent};
+use super::{Claim, Found, LEAST, NOT_THERE, Rule, Threshold, Verdict, WAITS_AS_LONG, number, percent};
 use crate::model::SubStage;
 use run_format::{Kind, Side, Stage};
 
@@ -29,7 +29,7 @@ pub(super) const REACTOR: Rule = Rule {
     cause: Cause::ReactorSaturated,
     shows: "a reactor is busy all of its time (its pollers always find something), and commands wait before and in the target's driver",
     refutes: "every reactor has idle time, or commands wait little there",
-    thresholds: &[&BUSY, &LEAST, &NOT_THERE],
+    thresholds: &[&BUSY, &WAITS_AS_LONG, &LEAST, &NOT_THERE],
     mitigation: "give the target more cores (spdk_tgt -m) and spread queues over them (more I/O queues from the host, more listeners), and move bdevs with much work (crypto, compression, RAID) to other threads",
     trade_off: "each reactor takes a whole core at 100 %, idle or not",
     verify: "fabscope diagnose AFTER_HOST.run AFTER_TARGET.run --baseline BEFORE --slo 'target_driver.p99<=50us'",
@@ -83,6 +83,14 @@ fn reactor(facts: &Facts<'_>) -> Verdict {
             "{object} was busy {} of its time, but {}",
             percent(share),
             elsewhere("way into and through the target", all, tail)
+        ));
+    }
+    let slower = facts.beyond_floor(TARGET);
+    if slower < WAITS_AS_LONG.value {
+        return Verdict::RuledOut(format!(
+            "{object} was busy {} of its time and keeps up: the way into and through the target takes {}x what it takes at best",
+            percent(share),
+            number(slower)
         ));
     }
     let claim = facts.rows.iter().map(|row| over(row, facts.class(row), TARGET)).collect();

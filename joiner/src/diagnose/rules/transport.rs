@@ -146,11 +146,18 @@ const CWND_FULL: Threshold = Threshold {
     why: "a flow that the application limits leaves its congestion window unused",
 };
 
+const NETWORK_SLOWER: Threshold = Threshold {
+    name: "network",
+    value: 1.3,
+    unit: "x what it takes when nothing is in the way",
+    why: "a window that is met and holds nothing up shows in the counters alone",
+};
+
 pub(super) const WINDOW: Rule = Rule {
     cause: Cause::TransportWindow,
     shows: "a connection was limited by the receiver's window, the send buffer or a full congestion window, without loss, and the network is where the excess is",
     refutes: "no connection was limited by a window, or the network has little of the excess",
-    thresholds: &[&LIMITED, &CWND_FULL, &LEAST, &NOT_THERE],
+    thresholds: &[&LIMITED, &CWND_FULL, &NETWORK_SLOWER, &LEAST, &NOT_THERE],
     mitigation: "raise the limit that is met (net.ipv4.tcp_rmem, tcp_wmem, net.core.rmem_max; SPDK: sock_impl_set_options recv_buf_size, send_buf_size) to twice the bandwidth times the round-trip time, or spread the load over more queues; a full congestion window without loss: check the round-trip time and the congestion control",
     trade_off: "larger buffers take memory on every connection and let more queue in the network before the sender slows down",
     verify: "fabscope diagnose AFTER_HOST.run AFTER_TARGET.run --baseline BEFORE --slo 'network.p99<=500us'",
@@ -230,6 +237,16 @@ fn window(facts: &Facts<'_>) -> Verdict {
             percent(most)
         ));
     };
+    let slower = facts.beyond_floor(NETWORK);
+    if slower < NETWORK_SLOWER.value {
+        return Verdict::RuledOut(format!(
+            "{} limited {} for {} of its time, but the network takes {}x what it takes at best",
+            worst.by,
+            facts.queues[worst.queue].name,
+            percent(worst.share),
+            number(slower)
+        ));
+    }
     let queues: std::collections::BTreeSet<usize> = held.iter().map(|l| l.queue).collect();
     let claim = facts
         .rows

@@ -1,0 +1,152 @@
+//! `fabscope diagnose`, the whole program: recorded real runs, in which nothing is wrong that a rule knows, and input that
+//! is wrong. That each cause is found is tested beside the rules, on systems of which the truth is known.
+
+mod support;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use support::{Outcome, fabscope, schema};
+
+const PAIRS: [&str; 3] = ["kernel-6.12-and-spdk-26.05", "spdk-26.05", "spdk-24.09"];
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+fn text(path: &Path) -> Result<&str> {
+    path.to_str().context("a path that is no text")
+}
+
+fn diagnose(arguments: &[&str]) -> Result<Outcome> {
+    fabscope(["diagnose"].iter().chain(arguments))
+}
+
+fn json(said: &Outcome) -> Result<Value> {
+    let value: Value = serde_json::from_str(&said.stdout)?;
+    let schema = fabscope(["schema", "diagnose"])?.expect(0, &[])?.stdout;
+    schema::check(&value, &serde_json::from_str(&schema)?)?;
+    Ok(value)
+}
+
+/// A copy of a recorded run, to be changed.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let place = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &place)?;
+        } else {
+            fs::copy(entry.path(), place)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn recorded_real_runs_have_no_cause_and_say_what_it_is_not() -> Result<()> {
+    for name in PAIRS {
+        let folder = data(name);
+        let said = diagnose(&[text(&folder)?, "--format", "json"])?.expect(0, &[])?;
+        let diagnosis = json(&said).context(name)?;
+        ensure!(diagnosis["causes"].as_array().is_some_and(Vec::is_empty), "{name}: {}", diagnosis["causes"]);
+        let of = |list: &str| diagnosis[list].as_array().map_or(0, Vec::len);
+        ensure!(of("ruled_out") + of("cannot_tell") == 17 && of("ruled_out") >= 10, "{name}: {diagnosis}");
+        // Both in either order, as a table and as Markdown.
+        let (host, target) = (folder.join("host.run"), folder.join("target.run"));
+        let said = diagnose(&[text(&target)?, text(&host)?])?.expect(0, &[])?.stdout;
+        ensure!(said.starts_with("cause   no cause found: ") && said.contains("ruled out"), "{said}");
+        ensure!(said.lines().all(|line| line.chars().count() <= 130), "{said}");
+        let said = diagnose(&[text(&folder)?, "--format", "markdown"])?.expect(0, &[])?.stdout;
+        ensure!(said.starts_with("### fabscope diagnose: no cause found"), "{said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_baseline_of_the_same_runs_leaves_nothing_to_explain() -> Result<()> {
+    let (folder, other) = (data("spdk-26.05"), data("spdk-24.09"));
+    let both = format!("{},{}", text(&other.join("host.run"))?, text(&other.join("target.run"))?);
+    for baseline in [text(&folder)?, text(&other)?, &both] {
+        let said = diagnose(&[text(&folder)?, "--baseline", baseline, "--format", "json"])?.expect(0, &[])?;
+        let diagnosis = json(&said)?;
+        ensure!(diagnosis["causes"].as_array().is_some_and(Vec::is_empty), "{}", diagnosis["causes"]);
+        ensure!(diagnosis["baseline"] == baseline, "{}", diagnosis["baseline"]);
+    }
+    let alone = other.join("host.run");
+    diagnose(&[text(&folder)?, "--baseline", text(&alone)?])?.expect(1, &["a baseline is a pair"])?;
+    Ok(())
+}
+
+#[test]
+fn service_levels_set_the_exit_code() -> Result<()> {
+    let folder = data("spdk-26.05");
+    let slo = |levels: &str| diagnose(&[text(&folder)?, "--slo", levels, "--format", "json"]);
+    let outcomes = |said: &Outcome| -> Result<Vec<String>> {
+        let diagnosis = json(said)?;
+        let all = diagnosis["slo"].as_array().context("no slo")?;
+        Ok(all.iter().map(|s| s["outcome"].to_string()).collect())
+    };
+    let said = slo("latency.p50<=1s,read:storage.mean<=1s")?.expect(0, &[])?;
+    ensure!(outcomes(&said)?.iter().all(|o| o == "\"holds\""));
+    let said = slo("read:storage.p50<=1us")?.expect(3, &[])?;
+    ensure!(outcomes(&said)? == ["\"does_not_hold\""]);
+    // The sample does not carry p99.9; what does not hold counts more than what can not be told.
+    slo("latency.p999<=9s")?.expect(4, &[])?;
+    slo("latency.p999<=9s,read:storage.p50<=1us")?.expect(3, &[])?;
+    slo("compare:latency.p50<=1s")?.expect(4, &[])?;
+    for (wrong, told) in [
+        ("latency.p99<=1.05x", "has no time as its bound"),
+        ("latency.typical<=1ms", "mean, p50, p90, p99 or p999"),
+        ("beyond_host.p50<=1ms", "of one side alone"),
+        ("latency.p98<=1ms", "is no statistic"),
+        ("latency", "is no gate"),
+    ] {
+        slo(wrong)?.expect(2, &[told])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn wrong_input_and_too_little_are_told() -> Result<()> {
+    let here = tempfile::tempdir()?;
+    let pair = data("spdk-26.05");
+    let host = pair.join("host.run");
+    diagnose(&[text(&host)?])?.expect(1, &["needs both sides"])?;
+    diagnose(&[text(&host)?, text(&host)?])?.expect(1, &["both runs are of a host"])?;
+    diagnose(&[text(&host)?, "/no/such.run"])?.expect(1, &["/no/such.run"])?;
+    let other = data("kernel-6.12-and-spdk-26.05").join("target.run");
+    let said = diagnose(&[text(&host)?, text(&other)?, "--format", "json"])?;
+    ensure!(said.code != Some(0), "{}", said.stdout);
+    ensure!(json(&said)?["error"].is_string());
+
+    // A run without commands is too little.
+    let empty = here.path().join("empty");
+    copy(&pair, &empty)?;
+    for entry in fs::read_dir(empty.join("host.run/commands"))? {
+        fs::remove_file(entry?.path())?;
+    }
+    diagnose(&[text(&empty)?])?.expect(4, &["no commands could be joined"])?;
+    Ok(())
+}
+
+#[test]
+fn broken_telemetry_is_noted_and_takes_nothing_else_with_it() -> Result<()> {
+    let here = tempfile::tempdir()?;
+    let folder = here.path().join("pair");
+    copy(&data("spdk-26.05"), &folder)?;
+    let telemetry = folder.join("host.run/telemetry");
+    fs::create_dir_all(&telemetry)?;
+    fs::write(telemetry.join("tcp-000000.parquet"), "")?;
+    fs::write(telemetry.join("metrics.json"), "{}")?;
+    let said = diagnose(&[text(&folder)?, "--format", "json"])?.expect(0, &[])?;
+    let notes = json(&said)?["notes"].to_string();
+    ensure!(notes.contains("no Parquet file"), "{notes}");
+    fs::write(telemetry.join("metrics.json"), "[")?;
+    let said = diagnose(&[text(&folder)?, "--format", "json"])?.expect(0, &[])?;
+    let notes = json(&said)?["notes"].to_string();
+    ensure!(notes.contains("telemetry can not be read"), "{notes}");
+    Ok(())
+}
