@@ -128,7 +128,7 @@ fn wrong_input_and_too_little_are_told() -> Result<()> {
     for entry in fs::read_dir(empty.join("host.run/commands"))? {
         fs::remove_file(entry?.path())?;
     }
-    diagnose(&[text(&empty)?])?.expect(4, &["no commands could be joined"])?;
+    diagnose(&[text(&empty)?])?.expect(4, &["the host's run has no commands"])?;
     Ok(())
 }
 

@@ -246,12 +246,6 @@ impl Timeline {
     pub(crate) fn watched(&self, side: Side) -> bool {
         self.watched[side as usize]
     }
-
-    /// A timeline of these lines, for tests.
-    #[cfg(test)]
-    pub(crate) fn of_lines(lines: Vec<Line>) -> Timeline {
-        Timeline { lines, ..Timeline::default() }
-    }
 }
 
 /// Where single retransmissions are.

@@ -138,9 +138,7 @@ struct Under {
     h: Command,
     t: Command,
     place: u32,
-    large: bool,
     write: bool,
-    wait: i64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -263,8 +261,7 @@ impl<'w> Simulation<'w> {
             r2ts: u8::from(write && size > w.in_capsule),
             ..Command::default()
         };
-        let large = size >= 32_768;
-        self.under.push(Under { h: base.clone(), t: base, place, large, write, wait: 0 });
+        self.under.push(Under { h: base.clone(), t: base, place, write });
         self.events.push(Reverse((at, self.under.len() - 1, Step::Begin)));
     }
 
