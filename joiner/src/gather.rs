@@ -11,6 +11,10 @@ use crate::tails::{PARTS, Slowest, Timed};
 use run_format::Boundary;
 use std::collections::HashMap;
 
+/// Commands of a class whose figures are added at once: one distribution after the other stays in the processor's
+/// caches.
+const AT_ONCE: usize = 128;
+
 /// The figures of commands by class.
 #[derive(Debug)]
 pub(crate) struct Classes {
@@ -19,6 +23,8 @@ pub(crate) struct Classes {
     /// Most loads have few classes: finding one of the first few takes no hashing.
     first: Vec<(Key, usize)>,
     figures: Vec<Vec<Histogram>>,
+    /// What waits to be added to the figures of each class, figure after figure, and how much of it there is.
+    waiting: Vec<(Vec<i64>, usize)>,
     slowest: Vec<Slowest>,
     /// What a class keeps of its slowest when it begins.
     all_slowest: Slowest,
@@ -33,6 +39,7 @@ impl Classes {
             numbers: HashMap::new(),
             first: Vec::new(),
             figures: Vec::new(),
+            waiting: Vec::new(),
             slowest: Vec::new(),
             all_slowest: Slowest::of(commands),
             counts: Vec::new(),
@@ -47,6 +54,7 @@ impl Classes {
         let number = *self.numbers.entry(key).or_insert(next);
         if number == next {
             self.figures.push(vec![Histogram::default(); self.width]);
+            self.waiting.push((vec![0; self.width * AT_ONCE], 0));
             self.slowest.push(self.all_slowest.clone());
             self.counts.push(0);
             if self.first.len() < 8 {
@@ -64,13 +72,32 @@ impl Classes {
         if row.first().is_some_and(|&latency| slowest.takes(latency)) {
             slowest.add(Timed::of(at(), row.get(..1 + PARTS).unwrap_or(row)));
         }
-        for (figure, &value) in self.figures[number].iter_mut().zip(row) {
-            figure.add(value);
+        let (waiting, n) = &mut self.waiting[number];
+        for (values, &value) in waiting.chunks_exact_mut(AT_ONCE).zip(row) {
+            values[*n] = value;
+        }
+        *n += 1;
+        if *n == AT_ONCE {
+            self.settle_class(number);
         }
     }
 
+    fn settle_class(&mut self, number: usize) {
+        let (waiting, n) = &mut self.waiting[number];
+        for (figure, values) in self.figures[number].iter_mut().zip(waiting.chunks_exact(AT_ONCE)) {
+            figure.add_all(&values[..*n]);
+        }
+        *n = 0;
+    }
+
+    /// Adds to the figures what waits for it.
+    fn settle(&mut self) {
+        (0..self.waiting.len()).for_each(|number| self.settle_class(number));
+    }
+
     /// Adds what others gathered.
-    pub(crate) fn merge(&mut self, other: &Classes) {
+    pub(crate) fn merge(&mut self, mut other: Classes) {
+        other.settle();
         for (&key, &theirs) in &other.numbers {
             let ours = self.number(key);
             self.counts[ours] += other.counts[theirs];
@@ -88,7 +115,8 @@ impl Classes {
 
     /// Bytes that it holds.
     pub(crate) fn bytes(&self) -> usize {
-        self.figures.iter().flatten().map(Histogram::bytes).sum::<usize>() + self.slowest_bytes()
+        let waiting = self.waiting.len() * self.width * AT_ONCE * size_of::<i64>();
+        self.figures.iter().flatten().map(Histogram::bytes).sum::<usize>() + waiting + self.slowest_bytes()
     }
 
     fn slowest_bytes(&self) -> usize {
@@ -106,6 +134,7 @@ impl Classes {
 
     /// The classes in order, each made from its key, its commands and its figures.
     pub(crate) fn each(mut self, mut make: impl FnMut(Key, u64, Columns) -> Class) -> Vec<Class> {
+        self.settle();
         let mut numbers: Vec<(Key, usize)> =
             self.numbers.iter().map(|(&key, &number)| (key, number)).collect();
         numbers.sort_unstable();
@@ -213,7 +242,7 @@ impl Pairs {
 
     /// Adds what another gathered.
     pub(crate) fn merge(&mut self, other: Pairs) {
-        self.classes.merge(&other.classes);
+        self.classes.merge(other.classes);
         self.listed.merge(other.listed);
         self.joined += other.joined;
         self.aside = self.aside.with(&other.aside);

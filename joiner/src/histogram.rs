@@ -59,20 +59,36 @@ impl Histogram {
     /// Of a sample.
     pub(crate) fn of(values: &[i64]) -> Histogram {
         let mut histogram = Histogram::default();
-        values.iter().for_each(|&value| histogram.add(value));
+        histogram.add_all(values);
         histogram
     }
 
-    /// Adds a value.
-    pub(crate) fn add(&mut self, value: i64) {
-        self.note(1, i128::from(value), value, value);
-        if self.counts.is_empty() && self.plain.len() < PLAIN {
-            self.plain.push(value);
-        } else {
-            if !self.plain.is_empty() {
-                self.spread();
+    /// Adds values.
+    pub(crate) fn add_all(&mut self, values: &[i64]) {
+        /// Sums of so many values that are not larger fit into 64 bits.
+        const MANY: usize = 1 << 12;
+        const SMALL: u64 = 1 << 50;
+        for values in values.chunks(MANY) {
+            let bounds = values.iter().fold((i64::MAX, i64::MIN), |b, &v| (b.0.min(v), b.1.max(v)));
+            let sum = match bounds.0.unsigned_abs().max(bounds.1.unsigned_abs()) {
+                0..SMALL => i128::from(values.iter().sum::<i64>()),
+                _ => values.iter().map(|&v| i128::from(v)).sum(),
+            };
+            self.note(values.len() as u64, sum, bounds.0, bounds.1);
+            if self.counts.is_empty() && self.plain.len() + values.len() <= PLAIN {
+                self.plain.extend_from_slice(values);
+                continue;
             }
-            self.count_in(bucket(value), 1);
+            self.spread();
+            // So that there is room for all between them.
+            self.count_in(bucket(bounds.0), 0);
+            self.count_in(bucket(bounds.1), 0);
+            let first = self.first;
+            for &value in values {
+                if let Some(count) = self.counts.get_mut((bucket(value) - first) as usize) {
+                    *count += 1;
+                }
+            }
         }
     }
 
@@ -218,6 +234,12 @@ mod tests {
     use crate::stats::Distribution;
     use proptest::prelude::*;
 
+    fn one_by_one(values: &[i64]) -> Histogram {
+        let mut histogram = Histogram::default();
+        values.iter().for_each(|&v| histogram.add_all(&[v]));
+        histogram
+    }
+
     fn value() -> impl Strategy<Value = i64> {
         prop_oneof![
             -2_000i64..2_000,
@@ -288,13 +310,16 @@ mod tests {
             let mut merged = Histogram::default();
             cuts.windows(2).for_each(|c| merged.merge(&Histogram::of(&values[c[0]..c[1]])));
             check(merged.distribution(), &values);
+            let mut at_once = Histogram::default();
+            cuts.windows(2).for_each(|c| at_once.add_all(&values[c[0]..c[1]]));
+            prop_assert_eq!(at_once.distribution(), one_by_one(&values).distribution());
         }
     }
 
     #[test]
     fn many_values_take_little_memory() {
         let mut histogram = Histogram::default();
-        (0..1_000_000i64).for_each(|v| histogram.add(1_000 + v * 37 % 1_000_000));
+        (0..1_000_000i64).for_each(|v| histogram.add_all(&[1_000 + v * 37 % 1_000_000]));
         assert!(histogram.bytes() < 100_000, "{}", histogram.bytes());
     }
 }

@@ -435,7 +435,7 @@ impl Prepared {
     ) -> Prepared {
         let keep = Keep { links: &by_queue(queues), one_in, exact, by_order };
         let mut fates = vec![Row::Aside(SetAside::Lost); run.len()];
-        let items = keep.items(run, &mut fates);
+        let items = keep.items(run, |row, reason| fates[row] = Row::Aside(reason));
         Prepared { lanes: Lanes::new(items), fates }
     }
 
@@ -464,24 +464,25 @@ pub(crate) struct Keep<'a> {
 }
 
 impl Keep<'_> {
-    /// What is to be matched. The fates of the other rows are told.
-    pub(crate) fn items(&self, run: &Recording, fates: &mut [Row]) -> Vec<Item> {
+    /// What is to be matched. `aside` is told of the other rows.
+    pub(crate) fn items(&self, run: &Recording, mut aside: impl FnMut(usize, SetAside)) -> Vec<Item> {
         let Keep { links, one_in, exact, by_order } = *self;
         let limit = (run.manifest.one_in.max(1) < one_in).then(|| sampling::limit(one_in));
         let mut items = Vec::with_capacity(if limit.is_none() { run.len() } else { 0 });
-        for (row, fate) in fates.iter_mut().enumerate() {
+        let on_the_wire = OnTheWire::of(run);
+        for row in 0..run.len() {
             let Some(link) = link_of(links, run.queue[row]) else {
-                *fate = Row::Aside(SetAside::OtherQueue);
+                aside(row, SetAside::OtherQueue);
                 continue;
             };
             let (cid, opcode, nsid) = (run.cid[row], run.opcode[row], run.nsid[row]);
             let (slba, nlb) = (run.slba[row], run.nlb[row]);
             // What the sparser side kept is kept on the denser side too: the limits of the hash nest.
             if !by_order && limit.is_some_and(|l| sampling::hash(Cid(cid), opcode, nsid, slba, nlb) > l) {
-                *fate = Row::Aside(SetAside::Unsampled);
+                aside(row, SetAside::Unsampled);
                 continue;
             }
-            let (begin, mut end) = on_the_wire(run, row);
+            let (begin, mut end) = on_the_wire.at(row);
             if by_order {
                 match run.manifest.side {
                     Side::Host if !order::arrived(run, row) => end = NONE,
@@ -490,11 +491,11 @@ impl Keep<'_> {
                 }
             }
             if begin == NONE || end == NONE {
-                *fate = Row::Aside(SetAside::Unfinished);
+                aside(row, SetAside::Unfinished);
                 continue;
             }
             if end < begin {
-                *fate = Row::Aside(SetAside::Implausible);
+                aside(row, SetAside::Implausible);
                 continue;
             }
             let position = if exact[link as usize] { run.stream_position(row) } else { NONE };
@@ -512,14 +513,39 @@ impl Keep<'_> {
 /// (target). A fallback makes the host's interval wider and the target's narrower, so that the one always
 /// holds the other.
 pub(crate) fn on_the_wire(run: &Recording, row: usize) -> (i64, i64) {
-    let (begin, end) = match run.manifest.side {
-        Side::Host => (Boundary::HSent, Boundary::HRecv),
-        Side::Target => (Boundary::TRecv, Boundary::TSent),
-    };
-    let recorded = (run.time(begin, row), run.time(end, row));
-    if recorded.0 != NONE && recorded.1 != NONE {
-        return recorded;
+    OnTheWire::of(run).at(row)
+}
+
+/// The same of many commands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OnTheWire<'a> {
+    run: &'a Recording,
+    begin: &'a [i64],
+    end: &'a [i64],
+}
+
+impl OnTheWire<'_> {
+    pub(crate) fn of(run: &Recording) -> OnTheWire<'_> {
+        let (begin, end) = match run.manifest.side {
+            Side::Host => (Boundary::HSent, Boundary::HRecv),
+            Side::Target => (Boundary::TRecv, Boundary::TSent),
+        };
+        OnTheWire { run, begin: run.times_at(begin), end: run.times_at(end) }
     }
+
+    /// Of a command.
+    #[inline]
+    pub(crate) fn at(&self, row: usize) -> (i64, i64) {
+        match (self.begin.get(row), self.end.get(row)) {
+            (Some(&begin), Some(&end)) if begin != NONE && end != NONE => (begin, end),
+            _ => instead(self.run, row),
+        }
+    }
+}
+
+/// When a command was on the wire as far as other boundaries tell.
+#[cold]
+fn instead(run: &Recording, row: usize) -> (i64, i64) {
     match run.manifest.side {
         Side::Host => {
             let h = filled(run.times::<8>(row), Side::Host);

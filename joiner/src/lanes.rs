@@ -5,6 +5,7 @@
 //! time on both sides. The matching rests on that.
 
 use crate::radix;
+use std::ops::Range;
 
 /// One command, as far as matching needs it.
 #[derive(Clone, Copy, Debug)]
@@ -65,34 +66,17 @@ impl Lanes {
 
     /// Without the order in time.
     pub(crate) fn without_time(given: Vec<Item>) -> Lanes {
-        // By lane; rows keep their order.
-        let mut order: Vec<u64> = (0..given.len() as u64).collect();
-        let lane_of = |n: u64| given[n as usize].lane;
-        match u32::try_from(given.iter().map(|i| i.lane).max().unwrap_or(0)) {
-            Ok(most) => {
-                order.iter_mut().zip(&given).for_each(|(w, item)| *w |= item.lane << 32);
-                radix::by_upper_half(&mut order, most);
-                order.iter_mut().for_each(|w| *w &= u64::from(u32::MAX));
-            }
-            // More than 65 536 links.
-            Err(_) => order.sort_by_key(|&n| lane_of(n)),
-        }
-        let mut items: Vec<Item> = order.iter().map(|&n| given[n as usize]).collect();
-        drop(order);
-        drop(given);
-        let mut starts: Vec<(u64, u32)> = Vec::new();
-        let mut from = 0;
-        while from < items.len() {
-            let lane = items[from].lane;
-            let length = items[from..].iter().take_while(|i| i.lane == lane).count();
-            starts.push((lane, from as u32));
+        let (mut items, starts) = by_lane(given);
+        let mut rest = &mut items[..];
+        for (n, start) in starts.iter().enumerate() {
+            let length = starts.get(n + 1).map_or(rest.len(), |next| (next.1 - start.1) as usize);
+            let (of_lane, others) = rest.split_at_mut(length);
+            rest = others;
             // The commands of a lane follow each other, so mostly they are recorded in the order of their times.
             let whole = |i: &Item| (i.begin, i.end, i.key, i.row);
-            let of_lane = &mut items[from..from + length];
             if !of_lane.is_sorted_by_key(whole) {
                 of_lane.sort_unstable_by_key(whole);
             }
-            from += length;
         }
         Lanes { items, starts, by_time: Vec::new() }
     }
@@ -101,21 +85,65 @@ impl Lanes {
     pub(crate) fn lanes(&self) -> impl Iterator<Item = (u64, usize, &[Item])> {
         (0..self.starts.len()).map(|n| {
             let (lane, from) = self.starts[n];
-            let to = self.starts.get(n + 1).map_or(self.items.len(), |s| s.1 as usize);
-            (lane, from as usize, &self.items[from as usize..to])
+            (lane, from as usize, &self.items[from as usize..self.start_of(n + 1)])
         })
     }
 
     /// The items of a lane, in time order.
     pub(crate) fn lane(&self, lane: u64) -> &[Item] {
+        &self.items[self.range_of(lane)]
+    }
+
+    /// The places of a lane's items.
+    pub(crate) fn range_of(&self, lane: u64) -> Range<usize> {
         match self.starts.binary_search_by_key(&lane, |s| s.0) {
-            Ok(n) => {
-                let to = self.starts.get(n + 1).map_or(self.items.len(), |s| s.1 as usize);
-                &self.items[self.starts[n].1 as usize..to]
-            }
-            Err(_) => &[],
+            Ok(n) => self.starts[n].1 as usize..self.start_of(n + 1),
+            Err(n) => self.start_of(n)..self.start_of(n),
         }
     }
+
+    /// Where the items of a lane and of all before it end.
+    pub(crate) fn end_of(&self, lane: u64) -> usize {
+        self.start_of(self.starts.partition_point(|s| s.0 <= lane))
+    }
+
+    fn start_of(&self, n: usize) -> usize {
+        self.starts.get(n).map_or(self.items.len(), |s| s.1 as usize)
+    }
+}
+
+/// Items by lane, those of one in the order given; and each lane with the index of its first item.
+fn by_lane(mut given: Vec<Item>) -> (Vec<Item>, Vec<(u64, u32)>) {
+    let bounds = given.iter().fold((u64::MAX, 0), |b, i| (b.0.min(i.lane), b.1.max(i.lane)));
+    let span = bounds.1.saturating_sub(bounds.0);
+    if span > 4 * given.len() as u64 {
+        // Few items of very many lanes. The sort keeps the order of equals.
+        given.sort_by_key(|i| i.lane);
+        let starts = (0..).zip(&given).map(|(n, item)| (item.lane, n));
+        let mut starts: Vec<(u64, u32)> = starts.collect();
+        starts.dedup_by_key(|start| start.0);
+        return (given, starts);
+    }
+    let place_of = |item: &Item| (item.lane - bounds.0) as usize;
+    let mut places = vec![0u32; if given.is_empty() { 0 } else { span as usize + 1 }];
+    given.iter().for_each(|item| places[place_of(item)] += 1);
+    let mut starts = Vec::new();
+    let mut before = 0;
+    for (lane, place) in (bounds.0..).zip(&mut places) {
+        let here = std::mem::replace(place, before);
+        if here > 0 {
+            starts.push((lane, before));
+        }
+        before += here;
+    }
+    // Places are moved first: they are small, and stay in the processor's caches.
+    let mut order = vec![0u32; given.len()];
+    for (n, item) in (0..).zip(&given) {
+        let place = &mut places[place_of(item)];
+        order[*place as usize] = n;
+        *place += 1;
+    }
+    (order.into_iter().map(|n| given[n as usize]).collect(), starts)
 }
 
 /// How far from where the last search ended a search looks before it halves the rest.

@@ -19,6 +19,7 @@ use crate::clock::{Clock, Ended, Line, Refiner, SLACK};
 use crate::lanes::{Item, Lanes, bounds, hosts_around};
 use crate::radix;
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// A possible pair near the clock's line, with the offsets that it allows.
 #[derive(Clone, Copy, Debug)]
@@ -52,62 +53,84 @@ pub(crate) struct Matching {
     pub(crate) target: Vec<Fate>,
 }
 
-/// A lane's host items and the index of the first, and a piece of its target items and the index of its first.
-type Pieces<'a> = (&'a [Item], usize, &'a [Item], usize);
+/// Some lanes, whole: the places of their items on both sides, and their edges in the order of the targets. What is
+/// matched in one group has nothing to do with any other.
+#[derive(Debug)]
+struct Group {
+    hosts: Range<usize>,
+    targets: Range<usize>,
+    edges: Vec<Edge>,
+}
 
-/// Targets whose edges are looked for at a time.
+/// Targets whose edges are looked for at a time, and targets of a group, unless a lane has more.
 const CHUNK: usize = 1 << 13;
 
-/// All pairs of the same key that fit at some offset near what `near` gives at a target time, in the order
-/// of the targets. `near` is given a hint that it may use and keep: times come in order but for jumps.
+/// All lanes in groups, with all pairs of the same key that fit at some offset near what `near` gives at a target time.
+/// `near` is given a hint that it may use and keep: times come in order but for jumps.
+fn groups(host: &Lanes, target: &Lanes, near: impl Fn(i64, &mut usize) -> (i64, i64) + Sync) -> Vec<Group> {
+    let mut groups = Vec::new();
+    let (mut hosts, mut targets) = (0, 0);
+    for (lane, from, items) in target.lanes() {
+        if from + items.len() - targets >= CHUNK {
+            let (hosts_end, targets_end) = (host.end_of(lane), from + items.len());
+            groups.push(Group { hosts: hosts..hosts_end, targets: targets..targets_end, edges: Vec::new() });
+            (hosts, targets) = (hosts_end, targets_end);
+        }
+    }
+    if hosts < host.items.len() || targets < target.items.len() {
+        groups.push(Group {
+            hosts: hosts..host.items.len(),
+            targets: targets..target.items.len(),
+            edges: Vec::new(),
+        });
+    }
+    groups.par_iter_mut().with_max_len(1).for_each(|group| group.find(host, target, &near));
+    groups
+}
+
+impl Group {
+    fn find(&mut self, host: &Lanes, target: &Lanes, near: &(impl Fn(i64, &mut usize) -> (i64, i64) + Sync)) {
+        // A lane may be all there is.
+        let pieces = self.targets.clone().step_by(CHUNK);
+        let pieces: Vec<Range<usize>> =
+            pieces.map(|from| from..(from + CHUNK).min(self.targets.end)).collect();
+        let find = |piece: &Range<usize>| edges(host, &self.hosts, target, piece.clone(), near);
+        self.edges = match &pieces[..] {
+            [one] => find(one),
+            many => many.par_iter().map(find).collect::<Vec<_>>().concat(),
+        };
+    }
+}
+
+/// The edges of some targets, whose partners are among some hosts.
 fn edges(
     host: &Lanes,
+    hosts: &Range<usize>,
     target: &Lanes,
-    near: impl Fn(i64, &mut usize) -> (i64, i64) + Sync,
-) -> Vec<Vec<Edge>> {
-    let mut both: Vec<Pieces<'_>> = Vec::new();
-    let mut hosts = host.lanes().peekable();
-    for (lane, from, items) in target.lanes() {
-        while hosts.peek().is_some_and(|h| h.0 < lane) {
-            hosts.next();
+    targets: Range<usize>,
+    near: impl Fn(i64, &mut usize) -> (i64, i64),
+) -> Vec<Edge> {
+    let mut edges = Vec::with_capacity(targets.len());
+    let (mut of_near, mut of_hosts) = (0, 0);
+    let mut lane = hosts.start..hosts.start;
+    let mut last = None;
+    for n in targets {
+        let t = &target.items[n];
+        if last != Some(t.lane) {
+            last = Some(t.lane);
+            lane = host.range_of(t.lane);
+            of_hosts = 0;
         }
-        if let Some(&(_, host_from, host_items)) = hosts.peek().filter(|h| h.0 == lane) {
-            let chunks = items.chunks(CHUNK).enumerate();
-            both.extend(chunks.map(|(n, chunk)| (host_items, host_from, chunk, from + n * CHUNK)));
+        if lane.is_empty() {
+            continue;
         }
+        let (low, high) = near(t.begin, &mut of_near);
+        hosts_around(&host.items[lane.clone()], t, low, high, &mut of_hosts, |m, h| {
+            let (low, high) = bounds(h, t);
+            edges.push(Edge { host: (lane.start + m) as u32, target: n as u32, low, high });
+        });
     }
-    // Lanes may be one or many thousands: together they make pieces of work of about one size.
-    let mut work: Vec<&[Pieces<'_>]> = Vec::new();
-    let (mut from, mut size) = (0, 0);
-    for (n, lane) in both.iter().enumerate() {
-        size += lane.2.len();
-        if size >= CHUNK || n + 1 == both.len() {
-            work.push(&both[from..=n]);
-            (from, size) = (n + 1, 0);
-        }
-    }
-    work.par_iter()
-        .map(|lanes| {
-            let mut edges = Vec::with_capacity(lanes.iter().map(|l| l.2.len()).sum());
-            let mut of_near = 0;
-            for &(hosts, host_from, targets, target_from) in *lanes {
-                let mut of_hosts = 0;
-                for (n, t) in targets.iter().enumerate() {
-                    let (low, high) = near(t.begin, &mut of_near);
-                    hosts_around(hosts, t, low, high, &mut of_hosts, |m, h| {
-                        let (low, high) = bounds(h, t);
-                        edges.push(Edge {
-                            host: (host_from + m) as u32,
-                            target: (target_from + n) as u32,
-                            low,
-                            high,
-                        });
-                    });
-                }
-            }
-            edges
-        })
-        .collect()
+    edges
 }
 
 /// What a target's row that was given before is known to be, so that it ends no better.
@@ -201,18 +224,18 @@ impl<'a> Matcher<'a> {
 
     /// Matches what a part decides. `marks` are those of the target's rows, as earlier parts left them.
     pub(crate) fn part(&mut self, host: &Lanes, target: &Lanes, marks: &[Mark], known: Known) -> Part {
-        let edges = edges(host, target, |t, hint| self.near(t, hint));
+        let groups = groups(host, target, |t, hint| self.near(t, hint));
         // All pairs of targets that end before this are among the edges.
         let mut complete = match known.all {
             true => i64::MAX,
             false => known.target.min(self.target_time(known.host.saturating_sub(ON_THE_WAY))),
         };
         if let Some(line) = self.line {
-            let pairs = in_order_of_end(target, &edges, self.refiner.upto(), complete);
+            let pairs = in_order_of_end(target, &groups, self.refiner.upto(), complete);
             let whole = known.all || known.force;
             complete = self.refiner.refine(line, &pairs, complete, whole, &mut self.clock);
         }
-        self.accept(host, target, &edges, marks, complete, known)
+        self.accept(host, target, &groups, marks, complete, known)
     }
 
     /// The earliest that a host's time may be on the target.
@@ -230,66 +253,138 @@ impl<'a> Matcher<'a> {
         &self,
         host: &Lanes,
         target: &Lanes,
-        edges: &[Vec<Edge>],
+        groups: &[Group],
         marks: &[Mark],
         decided: i64,
         known: Known,
     ) -> Part {
-        let mark = |t: usize| marks.get(target.items[t].row as usize).copied().unwrap_or_default();
-        // Every target that can lie in a host command that ends before this is decided.
-        let host_decided = match known.all {
-            true => i64::MAX,
-            false => decided.saturating_add(self.near(decided, &mut 0).0 - 2 * SLACK),
+        let deciding = Deciding {
+            matcher: self,
+            host,
+            target,
+            marks,
+            decided,
+            // Every target that can lie in a host command that ends before this is decided.
+            host_decided: match known.all {
+                true => i64::MAX,
+                false => decided.saturating_add(self.near(decided, &mut 0).0 - 2 * SLACK),
+            },
+            known,
         };
-        let done = |h: usize| known.all || host.items[h].end < host_decided;
-        let over = |t: usize| known.all || target.items[t].end < decided;
-        let fits = |e: &Edge, hint: &mut usize| {
-            let t = &target.items[e.target as usize];
-            if !known.all && t.end >= decided {
-                return false;
-            }
-            let (low, high) = self.clock.of(t, hint);
-            // Slack is for the timestamps; it must not let a short command slip beside its host's interval.
-            let slack = SLACK.min((t.end - t.begin) / 2);
-            e.low <= low + slack && e.high >= high - slack
-        };
-        let (mut of_host, mut of_target) = (vec![0u8; host.items.len()], vec![0u8; target.items.len()]);
+        let parts: Vec<Part> = groups.par_iter().with_max_len(1).map(|group| deciding.group(group)).collect();
+        // By the host's rows.
+        let rows = host.items.iter().map(|i| i.row as usize + 1).max().unwrap_or(0);
+        const NOBODY: u32 = u32::MAX;
+        let mut partners = vec![NOBODY; rows];
+        let mut part = Part::default();
+        part.host.reserve_exact(host.items.len());
+        part.target.reserve_exact(target.items.len());
+        let mut matched = 0;
+        for of_group in parts {
+            matched += of_group.pairs.len();
+            of_group.pairs.iter().for_each(|&(h, t)| partners[h as usize] = t);
+            part.host.extend(of_group.host);
+            part.target.extend(of_group.target);
+            part.marks.extend(of_group.marks);
+            part.given_up = part.given_up.max(of_group.given_up);
+        }
+        part.pairs.reserve_exact(matched);
+        part.pairs.extend((0..).zip(partners).filter(|p| p.1 != NOBODY));
+        part
+    }
+}
+
+/// What a part's groups are decided by.
+struct Deciding<'a> {
+    matcher: &'a Matcher<'a>,
+    host: &'a Lanes,
+    target: &'a Lanes,
+    marks: &'a [Mark],
+    /// Targets and hosts that end before these are decided.
+    decided: i64,
+    host_decided: i64,
+    known: Known,
+}
+
+impl Deciding<'_> {
+    fn mark(&self, target: &Item) -> Mark {
+        self.marks.get(target.row as usize).copied().unwrap_or_default()
+    }
+
+    fn done(&self, host: &Item) -> bool {
+        self.known.all || host.end < self.host_decided
+    }
+
+    fn over(&self, target: &Item) -> bool {
+        self.known.all || target.end < self.decided
+    }
+
+    fn fits(&self, edge: &Edge, target: &Item, hint: &mut usize) -> bool {
+        if !self.over(target) {
+            return false;
+        }
+        let (low, high) = self.matcher.clock.of(target, hint);
+        // Slack is for the timestamps; it must not let a short command slip beside its host's interval.
+        let slack = SLACK.min((target.end - target.begin) / 2);
+        edge.low <= low + slack && edge.high >= high - slack
+    }
+
+    /// Whether nothing that ends later on the host can hold a target: another command of its queue and cid, of which
+    /// `last` is the last one, has begun there.
+    fn sure(&self, target: &Item, last: Option<&Item>, given_up: &mut Option<i64>) -> bool {
+        if self.known.all {
+            return true;
+        }
+        let (_, high) = self.matcher.near(target.begin, &mut 0);
+        if last.is_some_and(|h| h.begin > target.begin + high) {
+            return true;
+        }
+        if self.known.force {
+            *given_up = (*given_up).max(Some(target.end));
+        }
+        self.known.force
+    }
+
+    /// The pairs (host's row, target's row) and the fates of a group.
+    fn group(&self, group: &Group) -> Part {
+        let (hosts, targets) =
+            (&self.host.items[group.hosts.clone()], &self.target.items[group.targets.clone()]);
+        let places =
+            |e: &Edge| (e.host as usize - group.hosts.start, e.target as usize - group.targets.start);
+        let (mut of_host, mut of_target) = (vec![0u8; hosts.len()], vec![0u8; targets.len()]);
         // Whether a target waits for a host command that is not decided.
-        let mut waits = vec![false; target.items.len()];
-        let fit_all = |edges: &Vec<Edge>| {
-            let mut hint = 0;
-            edges.iter().map(|e| fits(e, &mut hint)).collect()
-        };
-        let fit: Vec<Vec<bool>> = edges.par_iter().map(fit_all).collect();
-        let judged = || edges.iter().flatten().zip(fit.iter().flatten());
-        if !marks.is_empty() {
-            for (t, count) in of_target.iter_mut().enumerate() {
-                *count = u8::from(mark(t) == Mark::Spoiled);
+        let mut waits = vec![false; targets.len()];
+        if !self.marks.is_empty() {
+            for (count, target) in of_target.iter_mut().zip(targets) {
+                *count = u8::from(self.mark(target) == Mark::Spoiled);
             }
         }
-        for (e, fits) in judged() {
-            let (h, t) = (e.host as usize, e.target as usize);
-            if *fits {
+        let mut hint = 0;
+        let mut fit = Vec::with_capacity(group.edges.len());
+        for e in &group.edges {
+            let (h, t) = places(e);
+            let fits = self.fits(e, &targets[t], &mut hint);
+            fit.push(fits);
+            if fits {
                 of_host[h] = of_host[h].saturating_add(1);
                 of_target[t] = of_target[t].saturating_add(1);
             }
-            if !done(h) {
+            if !self.done(&hosts[h]) {
                 waits[t] = true;
             }
         }
+        let judged = || group.edges.iter().zip(&fit);
         let fate = |&n: &u8| if n > 1 { Fate::Ambiguous } else { Fate::Alone };
         let mut of_hosts: Vec<Fate> = of_host.iter().map(fate).collect();
         let mut of_targets: Vec<Fate> = of_target.iter().map(fate).collect();
-        const NOBODY: u32 = u32::MAX;
-        // By the host's rows.
-        let rows = host.items.iter().map(|i| i.row as usize + 1).max().unwrap_or(0);
-        let mut partners = vec![NOBODY; rows];
-        let mut matched = 0;
-        for (e, _) in judged().filter(|(e, fits)| **fits && done(e.host as usize)) {
-            let (h, t) = (e.host as usize, e.target as usize);
+        let mut part = Part { pairs: Vec::with_capacity(group.edges.len()), ..Part::default() };
+        for (e, _) in judged().filter(|(_, fits)| **fits) {
+            let (h, t) = places(e);
+            if !self.done(&hosts[h]) {
+                continue;
+            }
             if of_host[h] == 1 && of_target[t] == 1 {
-                partners[host.items[h].row as usize] = target.items[t].row;
-                matched += 1;
+                part.pairs.push((hosts[h].row, targets[t].row));
                 of_hosts[h] = Fate::Matched;
                 of_targets[t] = Fate::Matched;
             } else {
@@ -297,93 +392,80 @@ impl<'a> Matcher<'a> {
                 of_targets[t] = Fate::Ambiguous;
             }
         }
-        let contradicted = |t: usize| mark(t) == Mark::Contradicted;
-        for (e, _) in judged().filter(|(e, fits)| !**fits && done(e.host as usize) && over(e.target as usize))
-        {
-            let (h, t) = (e.host as usize, e.target as usize);
-            let offset = self.clock.offset(target.items[t].begin).0;
-            let overlap = host.items[h].begin <= target.items[t].end + offset
-                && target.items[t].begin + offset <= host.items[h].end;
+        for (e, _) in judged().filter(|(_, fits)| !**fits) {
+            let (h, t) = places(e);
+            let (host, target) = (&hosts[h], &targets[t]);
+            if !self.done(host) || !self.over(target) {
+                continue;
+            }
+            let offset = self.matcher.clock.offset(target.begin).0;
+            let overlap = host.begin <= target.end + offset && target.begin + offset <= host.end;
             let alone = of_targets[t] == Fate::Alone && of_target[t] == 0;
             if overlap && of_hosts[h] == Fate::Alone && alone {
                 of_hosts[h] = Fate::Implausible;
                 of_targets[t] = Fate::Implausible;
             }
         }
-        let mut part = Part::default();
-        // Nothing that ends later on the host can hold it: another command of its queue and cid has begun there.
-        let sure = |t: usize, lane: &[Item], given_up: &mut Option<i64>| {
-            let item = &target.items[t];
-            let (_, high) = self.near(item.begin, &mut 0);
-            if known.all || lane.last().is_some_and(|h| h.begin > item.begin + high) {
-                return true;
+        part.target = Vec::with_capacity(targets.len());
+        for (t, target) in targets.iter().enumerate() {
+            let fate = of_targets[t];
+            if fate == Fate::Matched {
+                part.target.push(Some(fate));
+                continue;
             }
-            if known.force {
-                *given_up = (*given_up).max(Some(item.end));
-            }
-            known.force
-        };
-        part.target = Vec::with_capacity(target.items.len());
-        for (lane, from, items) in target.lanes() {
-            let hosts = if known.all { &[][..] } else { host.lane(lane) };
-            for t in from..from + items.len() {
-                let fate = of_targets[t];
-                let ready = match fate {
-                    Fate::Matched => true,
-                    Fate::Ambiguous if of_target[t] > u8::from(mark(t) == Mark::Spoiled) => !waits[t],
-                    _ => over(t) && !waits[t] && sure(t, hosts, &mut part.given_up),
-                };
-                let fate = match fate {
-                    Fate::Alone if mark(t) == Mark::Spoiled => Fate::Ambiguous,
-                    Fate::Alone if contradicted(t) => Fate::Implausible,
-                    fate => fate,
-                };
-                if !ready && !known.all {
-                    let mark = match fate {
-                        Fate::Ambiguous => Mark::Spoiled,
-                        Fate::Implausible => Mark::Contradicted,
-                        Fate::Alone | Fate::Matched => Mark::Clean,
-                    };
-                    if mark != Mark::Clean {
-                        part.marks.push((items[t - from].row, mark));
-                    }
+            let mark = self.mark(target);
+            let ready = match fate {
+                Fate::Ambiguous if of_target[t] > u8::from(mark == Mark::Spoiled) => !waits[t],
+                _ => {
+                    let last = || self.host.lane(target.lane).last();
+                    self.over(target) && !waits[t] && self.sure(target, last(), &mut part.given_up)
                 }
-                part.target.push((ready || known.all).then_some(fate));
+            };
+            let fate = match fate {
+                Fate::Alone if mark == Mark::Spoiled => Fate::Ambiguous,
+                Fate::Alone if mark == Mark::Contradicted => Fate::Implausible,
+                fate => fate,
+            };
+            if !ready && !self.known.all {
+                let mark = match fate {
+                    Fate::Ambiguous => Mark::Spoiled,
+                    Fate::Implausible => Mark::Contradicted,
+                    Fate::Alone | Fate::Matched => Mark::Clean,
+                };
+                if mark != Mark::Clean {
+                    part.marks.push((target.row, mark));
+                }
             }
+            part.target.push((ready || self.known.all).then_some(fate));
         }
-        part.host = (0..).zip(of_hosts).map(|(h, fate)| done(h).then_some(fate)).collect();
-        part.pairs.reserve_exact(matched);
-        part.pairs.extend((0..).zip(partners).filter(|p| p.1 != NOBODY));
+        part.host = hosts.iter().zip(of_hosts).map(|(host, fate)| self.done(host).then_some(fate)).collect();
         part
     }
 }
 
 /// The edges of targets that end from `from` on and before `to`: end, begin and bounds, by end.
-fn in_order_of_end(target: &Lanes, edges: &[Vec<Edge>], from: i64, to: i64) -> Vec<Ended> {
-    let wanted = || {
-        let found = edges.iter().flatten().map(|e| (e, &target.items[e.target as usize]));
-        found.filter(|(_, item)| item.end >= from && item.end < to)
+fn in_order_of_end(target: &Lanes, groups: &[Group], from: i64, to: i64) -> Vec<Ended> {
+    let of_group = |group: &Group| -> Vec<Ended> {
+        let found = group.edges.iter().map(|e| (e, &target.items[e.target as usize]));
+        let wanted = found.filter(|(_, item)| item.end >= from && item.end < to);
+        wanted.map(|(e, item)| (item.end, (item.begin, e.low, e.high))).collect()
     };
-    // In the order of rows first: mostly that is the order in which they ended.
-    let rows = target.items.iter().map(|i| i.row as usize + 1).max().unwrap_or(0);
-    let mut places = vec![0u32; rows];
-    wanted().for_each(|(_, item)| places[item.row as usize] += 1);
-    let mut before = 0;
-    for place in &mut places {
-        before += std::mem::replace(place, before);
-    }
-    let mut pairs = vec![(0, (0, 0, 0)); before as usize];
-    for (e, item) in wanted() {
-        let place = &mut places[item.row as usize];
-        pairs[*place as usize] = (item.end, (item.begin, e.low, e.high));
-        *place += 1;
-    }
-    if !pairs.is_sorted() {
+    let found: Vec<Vec<Ended>> = groups.par_iter().with_max_len(1).map(of_group).collect();
+    let ends = || found.iter().flatten().map(|pair| pair.0);
+    let (Some(first), Some(last)) = (ends().min(), ends().max()) else { return Vec::new() };
+    // Each thread puts one stretch of time in order.
+    let stretches = rayon::current_num_threads().clamp(1, 64);
+    // Times are far from where this could overflow.
+    let length = (last - first) / stretches as i64 + 1;
+    let in_order = |n: usize| -> Vec<Ended> {
+        let from = first + n as i64 * length;
+        let here = found.iter().flatten().filter(|pair| (from..from + length).contains(&pair.0));
+        let pairs: Vec<Ended> = here.copied().collect();
         let order =
             radix::order(pairs.iter().map(|p| p.0), |&a, &b| pairs[a as usize].cmp(&pairs[b as usize]));
-        pairs = order.into_iter().map(|n| pairs[n as usize]).collect();
-    }
-    pairs
+        order.into_iter().map(|n| pairs[n as usize]).collect()
+    };
+    (0..stretches).into_par_iter().with_max_len(1).map(in_order).collect::<Vec<_>>().concat()
 }
 
 /// Refines the clock along a line and matches everything.

@@ -64,7 +64,8 @@ fn lacks<const N: usize>(times: &[i64; N], side: run_format::Side) -> bool {
         run_format::Side::Host => HOST,
         run_format::Side::Target => TARGET,
     };
-    (0..N).any(|slot| times[slot] == NONE && passed >> slot & 1 == 1)
+    // Without a branch for each: this is asked for every command.
+    (0..N).fold(false, |lacks, slot| lacks | ((times[slot] == NONE) & (passed >> slot & 1 == 1)))
 }
 
 /// The times of one side with every lacking one replaced by its fallback where there is one. The
@@ -81,6 +82,14 @@ pub(crate) fn filled<const N: usize>(mut times: [i64; N], side: run_format::Side
         }
     }
     times
+}
+
+/// The times of one side, filled; `None` where boundaries that every command passes still have none.
+fn whole<const N: usize>(times: &[i64; N], side: run_format::Side) -> Option<[i64; N]> {
+    if !lacks(times, side) {
+        return Some(*times);
+    }
+    Some(filled(*times, side)).filter(|times| !lacks(times, side))
 }
 
 macro_rules! sub_stages {
@@ -206,11 +215,8 @@ pub(crate) fn turnaround(recorded: &[i64; 8], sum: i64) -> Option<i64> {
 impl Terms {
     /// Fills in what is lacking; `None` where a side has too few times for any stage.
     pub(crate) fn new(h: &[i64; 8], r2t_turnaround: i64, t: &[i64; 7], drive: i64) -> Option<Terms> {
-        let filled_h = filled(*h, run_format::Side::Host);
-        let filled_t = filled(*t, run_format::Side::Target);
-        if lacks(&filled_h, run_format::Side::Host) || lacks(&filled_t, run_format::Side::Target) {
-            return None;
-        }
+        let filled_h = whole(h, run_format::Side::Host)?;
+        let filled_t = whole(t, run_format::Side::Target)?;
         let wait = data_wait(t, &filled_t);
         // The host's answers lie within the target's wait. Where that is not known it stays within the
         // target's driver, answers included, and taking them from the network would count them twice.

@@ -15,8 +15,8 @@ use crate::error::{Error, polars};
 use crate::gather::{Classes, Pairs};
 use crate::histogram::RELATIVE_ERROR;
 use crate::join::{
-    Accounting, Aside, BoundaryFigures, ClockFigures, Inside, JoinOptions, Keep, Row, SetAside, by_queue,
-    figures_of, is_one_clock, join, link_of, linked, longest, no_clock, note_broken, on_the_wire,
+    Accounting, Aside, BoundaryFigures, ClockFigures, Inside, JoinOptions, Keep, OnTheWire, SetAside,
+    by_queue, figures_of, is_one_clock, join, link_of, linked, longest, no_clock, note_broken, on_the_wire,
 };
 use crate::lanes::{Item, Lanes};
 use crate::listed::Listed;
@@ -32,10 +32,9 @@ use crate::report::{
 use crate::threads;
 use polars::prelude::{DataFrame, ParallelStrategy, ParquetReader, SerReader};
 use rayon::prelude::*;
-use run_format::{Boundary, Command, Run, Side};
+use run_format::{Boundary, Command, Run, Segment, Side};
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, sync_channel};
 
 /// How much memory a report may take, and whom to tell how far it is.
 #[derive(Clone, Copy)]
@@ -74,7 +73,8 @@ const WHOLE: u64 = 280;
 const PART: u64 = 600;
 /// Commands of a segment that are read at once, at most.
 const CHUNK: usize = 1 << 18;
-/// Commands of both sides that are matched at once, at most: more would only leave the processor's caches.
+/// Commands of both sides that are matched at once, at most: more would only leave the processor's caches. Fewer would
+/// have more of them looked at twice, those that wait for what comes next.
 const ROUND: usize = 1 << 19;
 /// Commands of each side in which the clock is searched.
 const SEARCHED: u64 = 1 << 19;
@@ -171,14 +171,22 @@ struct Chunk {
     rows: usize,
 }
 
-/// The rows of a run, in pieces of at most so many.
+/// The rows of a run, in row groups, which are read best, or in pieces of so many where groups are more than twice that.
 fn chunks(run: &Run, most: usize) -> Result<Vec<Chunk>, Error> {
     let mut chunks = Vec::new();
     for (segment, path) in run.segments().iter().enumerate() {
         let count = || ParquetReader::new(File::open(path)?).num_rows();
-        let rows = count().map_err(polars(format!("read {}", path.display())))?;
-        let pieces = (0..rows).step_by(most);
-        chunks.extend(pieces.map(|offset| Chunk { segment, offset, rows: most.min(rows - offset) }));
+        let heights = match Segment::open(path) {
+            Some(segment) => segment.heights(),
+            None => vec![count().map_err(polars(format!("read {}", path.display())))?],
+        };
+        let mut from = 0;
+        for rows in heights {
+            let piece = if rows <= 2 * most { rows.max(1) } else { most };
+            let pieces = (0..rows).step_by(piece);
+            chunks.extend(pieces.map(|at| Chunk { segment, offset: from + at, rows: piece.min(rows - at) }));
+            from += rows;
+        }
     }
     Ok(chunks)
 }
@@ -197,6 +205,22 @@ fn read(run: &Run, chunk: Chunk, columns: &[&str]) -> Result<DataFrame, Error> {
             .finish()
     };
     frame().map_err(polars(format!("read {}", path.display())))
+}
+
+/// Appends columns of a chunk to the rows of its run.
+fn append(run: &Run, chunk: Chunk, columns: &[&str], rows: &mut Recording) -> Result<(), Error> {
+    // Whole row groups, as most chunks are, take no frame.
+    let straight = Segment::open(&run.segments()[chunk.segment]).and_then(|segment| {
+        let groups = segment.groups(chunk.offset..chunk.offset + chunk.rows)?;
+        Some((segment, groups))
+    });
+    if let Some((segment, groups)) = straight
+        && rows.extend_from(&segment, groups, chunk.rows, columns)
+    {
+        return Ok(());
+    }
+    rows.extend(read(run, chunk, columns)?)
+        .map_err(polars(format!("read the commands of {}", run.directory().display())))
 }
 
 /// Whether the first commands of a run have places in the TCP stream.
@@ -286,22 +310,20 @@ impl Surveyor<'_> {
         let identity = if searched { &IDENTITY[..] } else { &["queue", "flags", "stream_position"] };
         let mut columns = identity.to_vec();
         columns.extend([begin.name(), end.name()]);
-        let mut frame = read(self.run, chunk, &columns)?;
-        let whole =
-            |frame: &DataFrame, b: Boundary| frame.column(b.name()).is_ok_and(|c| c.null_count() == 0);
-        if !whole(&frame, begin) || !whole(&frame, end) {
+        let mut rows = self.empty.bare();
+        append(self.run, chunk, &columns, &mut rows)?;
+        if !rows.has_all(begin) || !rows.has_all(end) {
             // Others stand for them.
             columns.truncate(identity.len());
             columns.extend(Boundary::of(side).map(Boundary::name));
-            frame = read(self.run, chunk, &columns)?;
+            rows = self.empty.bare();
+            append(self.run, chunk, &columns, &mut rows)?;
         }
-        let mut rows = self.empty.bare();
-        rows.extend(frame)
-            .map_err(polars(format!("read the commands of {}", self.run.directory().display())))?;
         let (mut first, mut last) = (i64::MAX, 0);
         let mut ends = Vec::with_capacity(rows.len());
+        let on_the_wire = OnTheWire::of(&rows);
         for row in 0..rows.len() {
-            let (begin, end) = on_the_wire(&rows, row);
+            let (begin, end) = on_the_wire.at(row);
             if begin != NONE {
                 first = first.min(begin);
             }
@@ -316,13 +338,15 @@ impl Surveyor<'_> {
             false => *ends.select_nth_unstable(stray).1,
         };
         let mut lacks = vec![false; self.keep.exact.len()];
-        for row in (0..rows.len()).filter(|&row| rows.stream_position(row) == NONE) {
-            if let Some(link) = link_of(self.keep.links, rows.queue[row]) {
+        let all_lack = rows.lacks_positions();
+        for (row, &queue) in rows.queue.iter().enumerate() {
+            if (all_lack || rows.stream_position(row) == NONE)
+                && let Some(link) = link_of(self.keep.links, queue)
+            {
                 lacks[link as usize] = true;
             }
         }
         let without_place = (0..).zip(lacks).filter(|l| l.1).map(|l| l.0).collect();
-        let mut fates = vec![Row::Joined; rows.len()];
         Ok(Surveyed {
             chunk,
             first: ends.iter().take(stray + 1).copied().min().unwrap_or(i64::MAX),
@@ -331,7 +355,7 @@ impl Surveyor<'_> {
             end: last,
             no_cid: rows.flags.iter().any(|flags| flags & Command::NO_CID != 0),
             without_place,
-            items: if searched { self.keep.items(&rows, &mut fates) } else { Vec::new() },
+            items: if searched { self.keep.items(&rows, |_, _| ()) } else { Vec::new() },
         })
     }
 }
@@ -505,10 +529,20 @@ impl<'a> Rows<'a> {
         Rows { rows, run, keep, marks: Vec::new(), aside: Aside::default() }
     }
 
-    fn lanes(&self) -> (Lanes, Vec<Row>) {
-        let mut fates = vec![Row::Joined; self.rows.len()];
-        let items = self.keep.items(&self.rows, &mut fates);
-        (Lanes::without_time(items), fates)
+    /// Reads chunks of the run to what is in memory of it.
+    fn append(&mut self, chunks: &[Chunk], counter: &Counter<'_>) -> Result<(), Error> {
+        let columns = self.rows.columns();
+        for &chunk in chunks {
+            append(self.run, chunk, &columns, &mut self.rows)?;
+            counter.add(chunk.rows);
+        }
+        Ok(())
+    }
+
+    /// What is to be matched; what is not is counted.
+    fn lanes(&mut self) -> Lanes {
+        let aside = &mut self.aside;
+        Lanes::without_time(self.keep.items(&self.rows, |_, reason| aside.count(reason, 1)))
     }
 }
 
@@ -549,30 +583,13 @@ impl Joiner<'_> {
             order.push((side, next[side]));
             next[side] += 1;
         }
-        let runs = [self.sides[0].run, self.sides[1].run];
-        let columns = [self.sides[0].rows.columns(), self.sides[1].rows.columns()];
-        std::thread::scope(|scope| {
-            let (send, receive) = sync_channel(2);
-            let ahead = order.clone();
-            scope.spawn(move || {
-                for (side, n) in ahead {
-                    let frame = read(runs[side], surveys[side].chunks[n].chunk, &columns[side]);
-                    let failed = frame.is_err();
-                    // Whoever reads no more has an error of its own.
-                    if send.send(frame).is_err() || failed {
-                        return;
-                    }
-                }
-            });
-            self.rounds(surveys, &order, &receive, counter)
-        })
+        self.rounds(surveys, &order, counter)
     }
 
     fn rounds(
         &mut self,
         surveys: &[&Survey; 2],
         order: &[(usize, usize)],
-        frames: &Receiver<Result<DataFrame, Error>>,
         counter: &Counter<'_>,
     ) -> Result<(), Error> {
         let mut order = order.iter().peekable();
@@ -580,23 +597,21 @@ impl Joiner<'_> {
         let mut forced = 0;
         loop {
             let mut new = 0;
+            let mut chunks = [Vec::new(), Vec::new()];
             while new < self.size.round
                 && let Some(&(side, n)) = order.next()
             {
-                // The reader sends a frame or an error for every chunk.
-                let Ok(frame) = frames.recv() else { return Ok(()) };
-                let rows = &mut self.sides[side].rows;
-                let (before, run) = (rows.len(), self.sides[side].run);
-                let frame = frame?;
-                new += frame.height();
-                counter.add(frame.height());
-                rows.extend(frame)
-                    .map_err(polars(format!("read the commands of {}", run.directory().display())))?;
-                if side == 0 {
-                    self.seen.add(rows, before..rows.len());
-                }
+                let chunk = surveys[side].chunks[n].chunk;
+                new += chunk.rows;
+                chunks[side].push(chunk);
                 next[side] = n + 1;
             }
+            let before = self.sides[0].rows.len();
+            let [h, t] = &mut self.sides;
+            let (host, target) =
+                rayon::join(|| h.append(&chunks[0], counter), || t.append(&chunks[1], counter));
+            (host?, target?);
+            self.seen.add(&h.rows, before..h.rows.len());
             let all = order.peek().is_none();
             let mut known = Known {
                 host: surveys[0].none_before[next[0]],
@@ -653,13 +668,14 @@ impl Joiner<'_> {
 
     /// Matches what is in memory, gathers what that decides, and forgets it.
     fn round(&mut self, known: Known, windows: [(i64, i64); 2]) {
-        let [h, t] = &self.sides;
-        let ((host, mut of_host), (target, mut of_target)) = rayon::join(|| h.lanes(), || t.lanes());
+        let [h, t] = &mut self.sides;
+        let (host, target) = rayon::join(|| h.lanes(), || t.lanes());
+        let (h, t) = (&*h, &*t);
         let part = self.matcher.part(&host, &target, &t.marks, known);
         let clock = self.matcher.clock();
 
         let lacking: Vec<Boundary> = Boundary::ALL
-            .iter()
+            .par_iter()
             .copied()
             .filter(|&b| {
                 let run = if b.side() == Side::Host { &h.rows } else { &t.rows };
@@ -685,44 +701,38 @@ impl Joiner<'_> {
             tail: 0,
         };
         let mut kept: [Vec<u32>; 2] = [Vec::new(), Vec::new()];
-        let decided = [(&host, &part.host, &mut of_host), (&target, &part.target, &mut of_target)];
         let mut asides = [Aside::default(), Aside::default()];
-        for (side, (lanes, fates, rows)) in decided.into_iter().enumerate() {
+        for (side, (lanes, fates)) in [(&host, &part.host), (&target, &part.target)].into_iter().enumerate() {
             for (item, fate) in lanes.items.iter().zip(fates) {
-                let place = &mut rows[item.row as usize];
-                let Some(fate) = fate else {
-                    kept[side].push(item.row);
-                    continue;
-                };
-                *place = match fate {
-                    Fate::Matched => Row::Joined,
-                    Fate::Ambiguous => Row::Aside(SetAside::Ambiguous),
-                    Fate::Implausible => Row::Aside(SetAside::Implausible),
-                    Fate::Alone if item.end < self.forced[side] => {
+                let reason = match fate {
+                    Some(Fate::Matched) => continue,
+                    None => {
+                        kept[side].push(item.row);
+                        continue;
+                    }
+                    Some(Fate::Ambiguous) => SetAside::Ambiguous,
+                    Some(Fate::Implausible) => SetAside::Implausible,
+                    Some(Fate::Alone) if item.end < self.forced[side] => {
                         self.late += 1;
-                        Row::Aside(SetAside::Ambiguous)
+                        SetAside::Ambiguous
                     }
-                    Fate::Alone if side == 0 && item.begin < self.given_up => {
+                    Some(Fate::Alone) if side == 0 && item.begin < self.given_up => {
                         self.waited += 1;
-                        Row::Aside(SetAside::Ambiguous)
+                        SetAside::Ambiguous
                     }
-                    Fate::Alone if self.deferred[side].len() < self.size.deferred => {
+                    Some(Fate::Alone) if self.deferred[side].len() < self.size.deferred => {
                         self.deferred[side].push((item.begin, item.end));
-                        Row::Joined
+                        continue;
                     }
-                    Fate::Alone => {
+                    Some(Fate::Alone) => {
                         let inside = match side {
                             0 => inside.of_host(item.begin, item.end),
                             _ => inside.of_target(item.begin, item.end),
                         };
-                        Row::Aside(if inside { SetAside::Lost } else { SetAside::Outside })
+                        if inside { SetAside::Lost } else { SetAside::Outside }
                     }
                 };
-            }
-            for row in rows.iter() {
-                if let Row::Aside(reason) = row {
-                    asides[side].count(*reason, 1);
-                }
+                asides[side].count(reason, 1);
             }
         }
         if let Some(end) = part.given_up {
@@ -885,8 +895,7 @@ fn alone_in_parts(
         };
         for &chunk in chunks {
             let mut rows = empty.bare();
-            rows.extend(read(run, chunk, &columns)?)
-                .map_err(polars(format!("read the commands of {}", run.directory().display())))?;
+            append(run, chunk, &columns, &mut rows)?;
             alone.add(&rows, &groups, &boundaries);
             counter.add(chunk.rows);
             alone.classes.fit_slowest(size.classes / 4 / threads);
@@ -965,7 +974,7 @@ impl Alone {
     }
 
     fn merge(&mut self, other: Alone) {
-        self.classes.merge(&other.classes);
+        self.classes.merge(other.classes);
         self.listed.merge(other.listed);
         for (ours, theirs) in self.passed.iter_mut().zip(&other.passed) {
             ours.0 += theirs.0;

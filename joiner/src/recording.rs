@@ -4,8 +4,10 @@
 use crate::error::{Error, polars};
 use crate::threads;
 use polars::prelude::{ChunkedArray, Column, DataFrame, PolarsNumericType, col};
-use run_format::{Boundary, Hook, Manifest, Queue, QueueId, Run, Side, Transport, Window};
+use rayon::prelude::*;
+use run_format::{Boundary, Hook, Manifest, Number, Queue, QueueId, Run, Segment, Side, Transport, Window};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -170,6 +172,107 @@ impl Recording {
         Ok(())
     }
 
+    /// Appends the commands in some row groups of a segment, with those of its columns that are wanted. `false`, and
+    /// nothing appended, where that takes polars.
+    pub(crate) fn extend_from(
+        &mut self,
+        segment: &Segment,
+        groups: Range<usize>,
+        rows: usize,
+        wanted: &[&str],
+    ) -> bool {
+        /// A column that a segment's is appended to.
+        enum Into<'a> {
+            U8(&'a mut Vec<u8>),
+            U16(&'a mut Vec<u16>),
+            U32(&'a mut Vec<u32>),
+            U64(&'a mut Vec<u64>),
+            Position(&'a mut Vec<i64>),
+            Time(&'a mut Vec<i64>),
+        }
+        /// `of` as values, where there are any; those before are `NONE` where the column was left out so far.
+        fn nullable<N: Number>(
+            segment: &Segment,
+            name: &str,
+            groups: Range<usize>,
+            (before, rows): (usize, usize),
+            of: impl Fn(N) -> i64,
+            values: &mut Vec<i64>,
+        ) -> Option<usize> {
+            let was_left_out = values.is_empty();
+            values.reserve(before + rows - values.len());
+            values.resize(before, NONE);
+            let present = segment.read(name, groups, NONE, of, values)?;
+            match present {
+                0 if was_left_out => values.clear(),
+                0 => values.resize(before + rows, NONE),
+                _ => {}
+            }
+            Some(present)
+        }
+        let before = self.len();
+        let side = self.manifest.side;
+        let mut columns = vec![
+            ("queue", Into::U32(&mut self.queue)),
+            ("cid", Into::U16(&mut self.cid)),
+            ("opcode", Into::U8(&mut self.opcode)),
+            ("nsid", Into::U32(&mut self.nsid)),
+            ("slba", Into::U64(&mut self.slba)),
+            ("nlb", Into::U16(&mut self.nlb)),
+            ("bytes", Into::U32(&mut self.bytes)),
+            ("status", Into::U16(&mut self.status)),
+            ("cpu", Into::U16(&mut self.cpu)),
+            ("flags", Into::U16(&mut self.flags)),
+            ("r2ts", Into::U8(&mut self.r2ts)),
+            ("stream_position", Into::Position(&mut self.stream_position)),
+            ("h_r2t_turnaround", Into::Time(&mut self.r2t_turnaround)),
+            ("t_drive", Into::Time(&mut self.drive)),
+        ];
+        columns.extend(Boundary::of(side).map(Boundary::name).zip(self.times.iter_mut().map(Into::Time)));
+        let read = |(name, into): &mut (&str, Into<'_>)| {
+            let groups = groups.clone();
+            let all = |present: Option<usize>| present == Some(rows);
+            match into {
+                Into::U8(values) => all(segment.read(name, groups, 0, |v| v, values)),
+                Into::U16(values) => all(segment.read(name, groups, 0, |v| v, values)),
+                Into::U32(values) => all(segment.read(name, groups, 0, |v| v, values)),
+                Into::U64(values) => all(segment.read(name, groups, 0, |v| v, values)),
+                Into::Position(values) => {
+                    nullable::<u32>(segment, name, groups, (before, rows), i64::from, values).is_some()
+                }
+                Into::Time(values) => nullable(segment, name, groups, (before, rows), time, values).is_some(),
+            }
+        };
+        columns.retain(|(name, _)| wanted.contains(name));
+        let good = columns.par_iter_mut().with_max_len(1).map(read).reduce(|| true, |a, b| a && b);
+        drop(columns);
+        if good {
+            self.nullables().for_each(|column| {
+                if !column.is_empty() {
+                    column.resize(before + rows, NONE);
+                }
+            });
+        } else {
+            self.truncate(before);
+        }
+        good
+    }
+
+    fn truncate(&mut self, rows: usize) {
+        self.queue.truncate(rows);
+        self.cid.truncate(rows);
+        self.opcode.truncate(rows);
+        self.nsid.truncate(rows);
+        self.slba.truncate(rows);
+        self.nlb.truncate(rows);
+        self.bytes.truncate(rows);
+        self.status.truncate(rows);
+        self.cpu.truncate(rows);
+        self.flags.truncate(rows);
+        self.r2ts.truncate(rows);
+        self.nullables().for_each(|column| column.truncate(rows));
+    }
+
     fn nullables(&mut self) -> impl Iterator<Item = &mut Vec<i64>> {
         let own = [&mut self.stream_position, &mut self.r2t_turnaround, &mut self.drive];
         own.into_iter().chain(&mut self.times)
@@ -271,6 +374,11 @@ impl Recording {
         times.len() == self.len() && !times.contains(&NONE)
     }
 
+    /// All times at a boundary of this side, by row; empty where there is none.
+    pub(crate) fn times_at(&self, boundary: Boundary) -> &[i64] {
+        &self.times[boundary.slot()]
+    }
+
     /// All times of a command by [`Boundary::slot`].
     pub(crate) fn times<const N: usize>(&self, row: usize) -> [i64; N] {
         std::array::from_fn(|slot| self.times[slot].get(row).copied().unwrap_or(NONE))
@@ -326,6 +434,11 @@ fn nullable<T: PolarsNumericType>(
 }
 
 fn times(values: &mut Vec<i64>, before: usize, column: &Column) -> polars::prelude::PolarsResult<()> {
-    nullable(values, before, column.i64()?, |t| if (0..=LATEST).contains(&t) { t } else { NONE });
+    nullable(values, before, column.i64()?, time);
     Ok(())
+}
+
+/// A time as it is kept.
+fn time(t: i64) -> i64 {
+    if (0..=LATEST).contains(&t) { t } else { NONE }
 }

@@ -96,12 +96,13 @@ impl Slowest {
 
     fn shrink(&mut self) {
         if self.kept.len() > self.most {
-            let last = self.most - 1;
-            let (_, least, _) = self.kept.select_nth_unstable_by_key(last, |c| std::cmp::Reverse(c.latency));
-            // Of commands that are as slow as the last one, some may have been dropped: then all are.
-            self.cut = self.cut.max(least.latency);
+            // Of commands that are as slow as the last one that is kept, some would be dropped: then all are. Only their
+            // latencies are put in order, which are a seventh of them.
+            let mut latencies: Vec<i64> = self.kept.iter().map(|c| c.latency).collect();
+            let last = latencies.len() - self.most;
+            let (_, &mut least, _) = latencies.select_nth_unstable(last);
+            self.cut = self.cut.max(least);
             let cut = self.cut;
-            self.kept.truncate(self.most);
             self.kept.retain(|c| c.latency > cut);
         }
     }

@@ -13,10 +13,12 @@ mod ladder;
 mod manifest;
 mod operation;
 mod overhead;
+mod packed;
 mod queue;
 mod reader;
 mod release;
 pub mod sampling;
+mod segment;
 mod slices;
 mod source;
 mod telemetry;
@@ -37,6 +39,7 @@ pub use overhead::{Effect, Overhead};
 pub use queue::{Endpoint, Queue, Transport};
 pub use reader::Run;
 pub use release::{Release, urgently};
+pub use segment::{Number, Segment};
 pub use source::{Sink, Source};
 pub use telemetry::{
     MetricKind, Point, Telemetry, TelemetryBatch, TelemetryCollector, TelemetryEvent, TelemetryLack,
