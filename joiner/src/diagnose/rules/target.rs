@@ -25,11 +25,18 @@ const BUSY: Threshold = Threshold {
     why: "at 90 % a queue in front of a single server is already nine deep; 95 % leaves room for the sampling",
 };
 
+const DRIVER_SHARE: Threshold = Threshold {
+    name: "or the target's driver",
+    value: 0.25,
+    unit: "of latency",
+    why: "a reactor that is full from beginning to end leaves no command without a wait to compare with; a driver that keeps up takes a few per cent",
+};
+
 pub(super) const REACTOR: Rule = Rule {
     cause: Cause::ReactorSaturated,
     shows: "a reactor is busy all of its time (its pollers always find something), and commands wait before and in the target's driver",
     refutes: "every reactor has idle time, or commands wait little there",
-    thresholds: &[&BUSY, &WAITS_AS_LONG, &LEAST, &NOT_THERE],
+    thresholds: &[&BUSY, &WAITS_AS_LONG, &DRIVER_SHARE, &LEAST, &NOT_THERE],
     mitigation: "give the target more cores (spdk_tgt -m) and spread queues over them (more I/O queues from the host, more listeners), and move bdevs with much work (crypto, compression, RAID) to other threads",
     trade_off: "each reactor takes a whole core at 100 %, idle or not",
     verify: "fabscope diagnose AFTER_HOST.run AFTER_TARGET.run --baseline BEFORE --slo 'target_driver.p99<=50us'",
@@ -86,11 +93,13 @@ fn reactor(facts: &Facts<'_>) -> Verdict {
         ));
     }
     let slower = facts.beyond_floor(TARGET);
-    if slower < WAITS_AS_LONG.value {
+    let driver = facts.share_of(DRIVER);
+    if slower < WAITS_AS_LONG.value && driver < DRIVER_SHARE.value {
         return Verdict::RuledOut(format!(
-            "{object} was busy {} of its time and keeps up: the way into and through the target takes {}x what it takes at best",
+            "{object} was busy {} of its time and keeps up: the way into and through the target takes {}x what it takes at best, and its driver has {} of the latency",
             percent(share),
-            number(slower)
+            number(slower),
+            percent(driver)
         ));
     }
     let claim = facts.rows.iter().map(|row| over(row, facts.class(row), TARGET)).collect();
