@@ -28,6 +28,9 @@ pub enum Subcommand {
     /// Record one side into a run directory while its I/O goes on.
     #[command(subcommand)]
     Record(Record),
+    /// Show one side's stages, rates, tails and telemetry as they come; no run is written.
+    #[command(subcommand)]
+    Watch(Watch),
     /// Join a host's run and a target's, and show the five stages; or show one side alone.
     Report(Report),
     /// Say which stage moved between runs, by how much and how surely.
@@ -55,6 +58,13 @@ pub enum Record {
 pub struct RecordTarget {
     #[command(flatten)]
     pub side: RecordSide,
+    #[command(flatten)]
+    pub from: TargetSource,
+}
+
+/// What a target's commands are taken from.
+#[derive(Debug, Args)]
+pub struct TargetSource {
     /// What an SPDK target's commands are taken from [default: uprobe, or what --max-overhead asks for].
     #[arg(long, value_enum, conflicts_with = "kernel")]
     pub source: Option<SourceKind>,
@@ -74,37 +84,22 @@ pub enum SourceKind {
     Hybrid,
 }
 
+/// What is looked at, and how: the same for a run and for a live view.
 #[derive(Debug, Args)]
-pub struct RecordSide {
+pub struct Observe {
     /// Record the kernel's driver.
     #[arg(long, conflicts_with = "spdk")]
     pub kernel: bool,
-    #[command(flatten)]
-    pub common: RecordCommon,
-}
-
-#[derive(Debug, Args)]
-pub struct RecordCommon {
     /// Record the SPDK process with this PID or program path; without a value, the only one there is.
     #[arg(long, value_name = "PID|PATH", num_args = 0..=1, default_missing_value = "")]
     pub spdk: Option<OsString>,
-    /// Where the run goes [default: host.run or target.run].
-    #[arg(short, long, value_name = "DIR")]
-    pub output: Option<PathBuf>,
-    /// Replace the run that is there.
-    #[arg(long)]
-    pub force: bool,
-    /// How long to record, such as 30s, 500ms or 5m [default: until Ctrl-C, or until CMD ends].
+    /// How long to record, such as 30s, 500ms or 5m [default: until Ctrl-C, or until what is run with it ends].
     #[arg(short, long, value_name = "TIME", value_parser = signed(duration), allow_hyphen_values = true)]
     pub duration: Option<Duration>,
     /// Arm the probes only in windows, such as 50ms/1s for 50 ms of each second; outside of them recording costs
     /// nothing. The two sides' windows are in step by their wall clocks.
     #[arg(long, value_name = "LENGTH/EVERY", value_parser = signed(crate::window::Spec::parse), allow_hyphen_values = true)]
     pub window: Option<crate::window::Spec>,
-    /// Measure what recording costs: arm the probes in one of every two windows, drawn at random, and compare. The
-    /// report shows the cost beside the stages. Windows are 200 ms long where --window does not say.
-    #[arg(long)]
-    pub measure_overhead: bool,
     /// Keep one command in N, the same ones on both sides.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub sample: u32,
@@ -118,26 +113,73 @@ pub struct RecordCommon {
     /// as 2%, or a time, such as 1us. It is kept by the source, else by --window, else the recording is refused.
     #[arg(long, value_name = "P%|TIME", value_parser = signed(crate::price::Budget::parse), allow_hyphen_values = true)]
     pub max_overhead: Option<crate::price::Budget>,
+    /// How often to sample what the machine counts anyway (TCP, interfaces, CPUs, interrupts, drives, SPDK, GPUs) beside
+    /// the commands, or off.
+    #[arg(long, value_name = "TIME|off", default_value = "100ms", value_parser = crate::telemetry::every)]
+    pub telemetry: crate::telemetry::Every,
+    /// Size of the kernel's ring buffer.
+    #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
+    pub ring_mib: u32,
+}
+
+#[derive(Debug, Args)]
+pub struct RecordSide {
+    #[command(flatten)]
+    pub observe: Observe,
+    /// Where the run goes [default: host.run or target.run].
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Replace the run that is there.
+    #[arg(long)]
+    pub force: bool,
+    /// Measure what recording costs: arm the probes in one of every two windows, drawn at random, and compare. The
+    /// report shows the cost beside the stages. Windows are 200 ms long where --window does not say.
+    #[arg(long)]
+    pub measure_overhead: bool,
     /// A label for the run, such as workload=fio-4k; may be given several times.
     #[arg(long, value_name = "NAME=VALUE", value_parser = label)]
     pub label: Vec<(String, String)>,
-    /// How often to sample what the machine counts anyway (TCP, interfaces, CPUs, interrupts, drives, SPDK, GPUs) into
-    /// the run, or off.
-    #[arg(long, value_name = "TIME|off", default_value = "100ms", value_parser = crate::telemetry::every)]
-    pub telemetry: crate::telemetry::Every,
     /// A CSV file of your own series, such as tokens a second, to put on the run's timeline; it is read when the
     /// recording ends. The first line names the columns; times are RFC 3339 with a zone, or UNIX time.
     #[arg(long, value_name = "FILE")]
     pub series: Option<PathBuf>,
-    /// Size of the kernel's ring buffer.
-    #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
-    pub ring_mib: u32,
     /// Show no progress.
     #[arg(short, long)]
     pub quiet: bool,
     /// Record while this command runs; its output is kept in the run and its exit code is passed on.
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<OsString>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Watch {
+    /// The host: the kernel's nvme-tcp and nvme-rdma, or a process that uses SPDK's NVMe/TCP initiator.
+    Host(WatchSide),
+    /// The target: the kernel's nvmet over TCP and RDMA, or a running SPDK nvmf_tgt (or an application with
+    /// its NVMe/TCP target).
+    Target(WatchTarget),
+}
+
+#[derive(Debug, Args)]
+pub struct WatchTarget {
+    #[command(flatten)]
+    pub side: WatchSide,
+    #[command(flatten)]
+    pub from: TargetSource,
+}
+
+#[derive(Debug, Args)]
+pub struct WatchSide {
+    #[command(flatten)]
+    pub observe: Observe,
+    /// How often to show news.
+    #[arg(short, long, value_name = "TIME", default_value = "1s", value_parser = signed(interval), allow_hyphen_values = true)]
+    pub interval: Duration,
+    /// End after this many intervals.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), allow_negative_numbers = true)]
+    pub count: Option<u64>,
+    #[command(flatten)]
+    pub format: FormatOption,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -388,6 +430,8 @@ pub enum SchemaOf {
     Selftest,
     /// `batch --format json`.
     Batch,
+    /// A line of `watch --format json`.
+    Watch,
 }
 
 /// What a value is whose first character is a hyphen: another option, where one was left out. Only numbers below
@@ -448,6 +492,15 @@ fn memory(text: &str) -> Result<u64, String> {
         return Err(format!("must be at least {} MiB", joiner::Bounds::LEAST >> 20));
     }
     Ok(bytes as u64)
+}
+
+/// How often a live view has news.
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = duration(text)?;
+    if (Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&interval) {
+        return Ok(interval);
+    }
+    Err("must be from 100ms to 1h".to_owned())
 }
 
 /// A duration: a number and one of us, ms, s, m, h.

@@ -2,12 +2,15 @@
 #![allow(unreachable_pub)] // a binary's modules have no outside
 
 mod batch;
+mod attach;
 mod cli;
 mod compare;
 mod counting;
 mod demo;
+mod destination;
 mod diagnose;
 mod exit;
+mod live;
 mod overhead;
 mod pair;
 mod price;
@@ -21,6 +24,7 @@ mod selftest;
 mod signals;
 mod software;
 mod telemetry;
+mod watch;
 mod window;
 mod workload;
 
@@ -38,6 +42,7 @@ fn main() -> ExitCode {
         cli::Subcommand::Report(options) => report::run(&options),
         cli::Subcommand::Selftest(options) => selftest::run(&options),
         cli::Subcommand::Schema(options) => schema::run(&options),
+        cli::Subcommand::Watch(what) => watch::run(&what),
     };
     exit::code(result)
 }

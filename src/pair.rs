@@ -1,13 +1,14 @@
 //! Records a load of the stand-in's on both sides: what the demonstration and the self-test share. It judges nothing.
 
-use crate::recorder::{self, Plan};
+use crate::destination::Destination;
+use crate::recorder::{self, Open, Plan};
 use crate::signals::Signals;
 use crate::telemetry;
 use crate::window::Wanted;
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use run_format::Side;
+use run_format::{Manifest, RunWriter, Side};
 use spdk_probes::{Choice, Options};
 use standin::Summary;
 use standin::spawn::Initiator;
@@ -62,8 +63,8 @@ pub fn record(target: u32, initiator: Initiator, wish: &Wish<'_>, signals: &Sign
             }
         });
         let recorded_target =
-            threads.spawn(|| recorder::record(on_target, &plan(&target_run, wish), &enough));
-        let recorded_host = threads.spawn(|| recorder::record(on_host, &plan(&host_run, wish), signals));
+            threads.spawn(|| recorder::record(on_target, &plan(&into(&target_run), wish), &enough));
+        let recorded_host = threads.spawn(|| recorder::record(on_host, &plan(&into(&host_run), wish), signals));
         let summary = initiator.finish();
         over.store(true, Ordering::Relaxed);
         let host = recorded_host.join();
@@ -84,10 +85,14 @@ pub fn record(target: u32, initiator: Initiator, wish: &Wish<'_>, signals: &Sign
     Ok(summary)
 }
 
-fn plan<'a>(output: &'a Path, wish: &Wish<'_>) -> Plan<'a> {
+/// Makes a run in this directory, in place of one that is there.
+fn into(output: &Path) -> impl Fn(Manifest) -> Result<Box<dyn Destination>> {
+    move |manifest| Ok(Box::new(RunWriter::create(output, manifest, true)?))
+}
+
+fn plan<'a>(open: &'a Open<'a>, wish: &Wish<'_>) -> Plan<'a> {
     Plan {
-        output,
-        force: true,
+        open,
         duration: None,
         one_in: 1,
         windows: Wanted::default(),
@@ -96,5 +101,6 @@ fn plan<'a>(output: &'a Path, wish: &Wish<'_>) -> Plan<'a> {
         labels: wish.labels.clone(),
         command: &[],
         quiet: true,
+        has_own_progress: false,
     }
 }

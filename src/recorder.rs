@@ -1,5 +1,6 @@
-//! The recording loop: an attached source into a run directory, until something ends it.
+//! The recording loop: an attached source into a run or a view, until something ends it.
 
+use crate::destination::Destination;
 use crate::exit;
 use crate::progress::{Progress, summary};
 use crate::signals::Signals;
@@ -7,11 +8,10 @@ use crate::telemetry::{self, Telemetry};
 use crate::window::{Wanted, Windowing, ends};
 use crate::workload::Running;
 use anyhow::{Context, Result};
-use run_format::{Counters, Manifest, Price, RunWriter, Source, Window, clock_pair, monotonic_now};
+use run_format::{Counters, Manifest, Price, Source, Window, clock_pair, monotonic_now};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -20,13 +20,13 @@ const REFRESH: Duration = Duration::from_millis(250);
 /// Longest wait for the ring before signals and limits are looked at again.
 const POLL: Duration = Duration::from_millis(50);
 
+/// Makes what a recording goes into, from what is known of it before it begins.
+pub type Open<'a> = dyn Fn(Manifest) -> Result<Box<dyn Destination>> + Sync + 'a;
+
 /// What a recording is, besides its source.
-#[derive(Debug)]
 pub struct Plan<'a> {
     /// Where it goes.
-    pub output: &'a Path,
-    /// Replace a run that is there.
-    pub force: bool,
+    pub open: &'a Open<'a>,
     /// Ends it.
     pub duration: Option<Duration>,
     /// One command in this many is kept.
@@ -41,8 +41,10 @@ pub struct Plan<'a> {
     pub labels: BTreeMap<String, String>,
     /// Runs while it lasts, and its end ends it.
     pub command: &'a [OsString],
-    /// No progress line.
+    /// Neither a progress line nor what came of it.
     pub quiet: bool,
+    /// No progress line, but all else.
+    pub has_own_progress: bool,
 }
 
 /// Records until the duration is over, a signal comes, the command or the recorded process ends. Returns the
@@ -67,21 +69,21 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
         labels: plan.labels.clone(),
         ..Manifest::begun(source.side(), source.kind(), env!("CARGO_PKG_VERSION"))
     };
-    let mut writer = RunWriter::create(plan.output, manifest, plan.force)?;
-    let telemetry = Telemetry::start(plan.output, &plan.telemetry, source.kind(), &software);
+    let mut writer = (plan.open)(manifest)?;
+    let telemetry = Telemetry::start(&mut *writer, &plan.telemetry, source.kind(), &software);
     let begun = match windows {
         None => Ok(None),
         Some(_) => {
-            Windowing::begin(&plan.windows, plan.duration, &mut source, &mut writer, signals).map(Some)
+            Windowing::begin(&plan.windows, plan.duration, &mut source, &mut *writer, signals).map(Some)
         }
     };
     let begun = begun.and_then(|windowing| {
         if windowing.is_some() {
             signals.none_yet()?;
         }
-        let running = match plan.command {
-            [] => None,
-            argv => Some(Running::start(argv, plan.output)?),
+        let running = match (plan.command, writer.directory()) {
+            ([], _) | (_, None) => None,
+            (argv, Some(directory)) => Some(Running::start(argv, directory)?),
         };
         Ok((windowing, running))
     });
@@ -89,9 +91,8 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
         Ok(begun) => begun,
         Err(error) => {
             // There is nothing in the run, and the next try wants its name.
-            drop(writer);
             drop(telemetry);
-            let _ = std::fs::remove_dir_all(plan.output);
+            writer.discard();
             return Err(error);
         }
     };
@@ -107,18 +108,22 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
     }
     writer.manifest().workload = running.as_ref().map(Running::describe);
 
-    let mut beside = Beside { signals, progress: Progress::new(plan.duration, plan.quiet), telemetry };
-    let reason = run_loop(&mut source, &mut windowing, &mut writer, running.as_mut(), plan, &mut beside);
+    let mut beside = Beside {
+        signals,
+        progress: Progress::new(plan.duration, plan.quiet || plan.has_own_progress),
+        telemetry,
+    };
+    let reason = run_loop(&mut source, &mut windowing, &mut *writer, running.as_mut(), plan, &mut beside);
     let Beside { progress, mut telemetry, .. } = beside;
     progress.finish();
 
     // Whatever ended it: stop the probes, take what is in the ring, close the run. The first error is told.
     // The window ends where it stops seeing new commands; taking the probes away takes longer.
-    let ended = windowing.as_mut().map_or(Ok(()), |windowing| windowing.end(&mut source, &mut writer));
+    let ended = windowing.as_mut().map_or(Ok(()), |windowing| windowing.end(&mut source, &mut *writer));
     let end = monotonic_now();
     let stopped = match &mut windowing {
-        None => source.stop(&mut writer),
-        Some(windowing) => source.stop(&mut windowing.sink(&mut writer)),
+        None => source.stop(&mut *writer),
+        Some(windowing) => source.stop(&mut windowing.sink(&mut *writer)),
     }
     .context("stop the probes");
     if let Some(telemetry) = &mut telemetry {
@@ -140,7 +145,7 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
             end_command(running, signals, || {
                 // What is left in memory does not wait for the command.
                 if late.is_ok() && reason.is_ok() {
-                    late = writer.tick().context("write the run");
+                    late = writer.tick();
                 }
             })
         })
@@ -158,7 +163,8 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
     }
     let last = counters.as_ref().copied().unwrap_or_default();
     let windows_came = writer.manifest().windows.map(|windows| windows.slices);
-    let closed = writer.close(last, end).context("write the run");
+    let name = writer.name();
+    let closed = writer.close(last, end);
     let reason = reason?;
     ended?;
     stopped?;
@@ -169,7 +175,7 @@ pub fn record<S: Source>(mut source: S, plan: &Plan<'_>, signals: &Signals) -> R
     if !plan.quiet {
         let recorded = Duration::from_nanos(end.0.saturating_sub(began.0));
         // The recording is whole whether or not somebody reads this.
-        let text = format!("{}: {} ({reason})", plan.output.display(), summary(&counters));
+        let text = format!("{name}: {} ({reason})", summary(&counters));
         let _ = writeln!(std::io::stderr(), "{text}");
         if let Some(used) = windowing.as_ref().and_then(|windowing| windowing.used(recorded)) {
             exit::say(&used);
@@ -207,7 +213,7 @@ fn counters<S: Source>(source: &S, windowing: Option<&Windowing>) -> Result<Coun
 fn run_loop<S: Source>(
     source: &mut S,
     windowing: &mut Option<Windowing>,
-    writer: &mut RunWriter,
+    writer: &mut dyn Destination,
     mut running: Option<&mut Running>,
     plan: &Plan<'_>,
     beside: &mut Beside<'_>,
@@ -229,7 +235,10 @@ fn run_loop<S: Source>(
             manifest.telemetry = beside.telemetry.as_mut().map(Telemetry::summary);
             beside.progress.update(started.elapsed(), &counters);
         }
-        writer.tick().context("write the run")?;
+        writer.tick()?;
+        if let Some(why) = writer.enough() {
+            return Ok(why);
+        }
         if beside.signals.came().is_some() {
             return Ok("ended by a signal");
         }
@@ -250,7 +259,11 @@ fn run_loop<S: Source>(
 const ENDED: &str = "the recorded process ended";
 
 /// Does what is due and takes what has come.
-fn take<S: Source>(source: &mut S, windowing: &mut Option<Windowing>, writer: &mut RunWriter) -> Result<()> {
+fn take<S: Source>(
+    source: &mut S,
+    windowing: &mut Option<Windowing>,
+    writer: &mut dyn Destination,
+) -> Result<()> {
     match windowing {
         None => source.poll(POLL, writer),
         Some(windowing) => {

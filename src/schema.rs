@@ -19,6 +19,7 @@ pub fn run(options: &Schema) -> Result<ExitCode> {
         SchemaOf::Diagnose => joiner::DIAGNOSE_SCHEMA,
         SchemaOf::Selftest => crate::selftest::SCHEMA,
         SchemaOf::Batch => joiner::BATCH_SCHEMA,
+        SchemaOf::Watch => joiner::live::WATCH_SCHEMA,
     };
     print(text)?;
     Ok(ExitCode::SUCCESS)

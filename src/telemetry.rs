@@ -1,11 +1,12 @@
-//! The telemetry of a recording: starts the sampler beside it, hands its rows to the run, and adds the user's series at
-//! the end. Nothing that goes wrong here ends a recording; the manifest says what did.
+//! The telemetry of a recording: starts the sampler beside it, hands its rows to the run or the view, and adds the user's
+//! series at the end. Nothing that goes wrong here ends a recording; the manifest says what did.
 
+use crate::destination::Destination;
 use crate::exit;
 use anyhow::{Result, bail};
 use run_format::{
     ClockPair, Kind, MetricKind, Nanos, Software, TelemetryBatch, TelemetryCollector, TelemetryLack,
-    TelemetryMetric, TelemetryRow, TelemetrySeries, TelemetrySummary, TelemetryWriter,
+    TelemetryMetric, TelemetryRow, TelemetrySeries, TelemetrySink, TelemetrySummary, TelemetryWriter,
 };
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -57,35 +58,72 @@ pub fn check(series: Option<&Path>, has_command: bool) -> Result<()> {
     }
 }
 
+/// Where the rows go.
+#[derive(Debug)]
+pub enum Keeping {
+    /// Into a run.
+    Run(TelemetryWriter),
+    /// To a view.
+    View(TelemetrySink),
+}
+
+impl Keeping {
+    fn sink(&self) -> Option<TelemetrySink> {
+        match self {
+            Keeping::Run(writer) => writer.sink(),
+            Keeping::View(sink) => Some(sink.clone()),
+        }
+    }
+
+    fn failed(&self) -> Option<run_format::Error> {
+        match self {
+            Keeping::Run(writer) => writer.failed(),
+            Keeping::View(_) => None,
+        }
+    }
+
+    fn close(self) -> Result<(), run_format::Error> {
+        match self {
+            Keeping::Run(writer) => writer.close(),
+            Keeping::View(_) => Ok(()),
+        }
+    }
+}
+
 /// Telemetry under way.
 #[derive(Debug)]
 pub struct Telemetry {
     every: Option<Duration>,
     sampler: Option<Sampler>,
-    writer: Option<TelemetryWriter>,
+    keeping: Option<Keeping>,
     ended: Option<String>,
     /// What the sampler said last.
     last: TelemetrySummary,
 }
 
 impl Telemetry {
-    /// Starts it in a run that is there. `None` where nothing was asked for.
-    pub fn start(run: &Path, asked: &Asked, kind: Kind, software: &Software) -> Option<Telemetry> {
+    /// Starts it where a recording is to go. `None` where nothing was asked for.
+    pub fn start(
+        to: &mut dyn Destination,
+        asked: &Asked,
+        kind: Kind,
+        software: &Software,
+    ) -> Option<Telemetry> {
         if asked.every.is_none() && asked.series.is_none() {
             return None;
         }
         let mut telemetry = Telemetry {
             every: asked.every,
             sampler: None,
-            writer: None,
+            keeping: None,
             ended: None,
             last: TelemetrySummary::default(),
         };
-        match TelemetryWriter::create(run) {
-            Ok(writer) => telemetry.writer = Some(writer),
-            Err(error) => telemetry.fail(&error.to_string()),
+        match to.telemetry() {
+            Ok(keeping) => telemetry.keeping = Some(keeping),
+            Err(error) => telemetry.fail(&exit::text(&error)),
         }
-        let sink = telemetry.writer.as_ref().and_then(TelemetryWriter::sink);
+        let sink = telemetry.keeping.as_ref().and_then(Keeping::sink);
         if let (Some(every), Some(sink)) = (asked.every, sink) {
             let pid = software.pid.filter(|_| kind == Kind::Spdk);
             let rpc = asked.rpc.iter().cloned().collect();
@@ -108,7 +146,7 @@ impl Telemetry {
 
     /// As things are, for the manifest.
     pub fn summary(&mut self) -> TelemetrySummary {
-        if let Some(error) = self.writer.as_ref().and_then(TelemetryWriter::failed) {
+        if let Some(error) = self.keeping.as_ref().and_then(Keeping::failed) {
             self.fail(&error.to_string());
             drop(self.sampler.take());
         }
@@ -151,12 +189,12 @@ impl Telemetry {
                 let of = if line.contains(&name) { String::new() } else { format!("{name}: ") };
                 exit::say(&format!("--series {of}{line}"));
             }
-            if let (Some(sink), Some(batch)) = (self.writer.as_ref().and_then(TelemetryWriter::sink), batch) {
+            if let (Some(sink), Some(batch)) = (self.keeping.as_ref().and_then(Keeping::sink), batch) {
                 sink.give(batch);
             }
             self.last.series = Some(told);
         }
-        if let Some(Err(error)) = self.writer.take().map(TelemetryWriter::close) {
+        if let Some(Err(error)) = self.keeping.take().map(Keeping::close) {
             self.fail(&error.to_string());
         }
         self.last.ended.clone_from(&self.ended);

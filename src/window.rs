@@ -7,12 +7,13 @@
 //! is an account of the time in which probes are in place: a window comes only when it holds enough for it.
 
 use crate::counting::{Counter, Sample, cpu_time};
+use crate::destination::Destination;
 use crate::overhead::{self, Counted, Draw};
 use crate::signals::Signals;
 use anyhow::{Context, Result, bail};
 use run_format::{
-    Command, Counters, Event, Lost, Nanos, Overhead, Queue, QueueId, RunWriter, Sink, Source, Window,
-    Windows, clock_pair, monotonic_now,
+    Command, Counters, Event, Lost, Nanos, Overhead, Queue, QueueId, Sink, Source, Window, Windows,
+    clock_pair, monotonic_now,
 };
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -368,7 +369,7 @@ impl Windowing {
         wanted: &Wanted,
         duration: Option<Duration>,
         source: &mut S,
-        writer: &mut RunWriter,
+        writer: &mut dyn Destination,
         signals: &Signals,
     ) -> Result<Windowing> {
         let begun = monotonic_now().0;
@@ -537,7 +538,7 @@ impl Windowing {
     ///
     /// # Errors
     /// When the source can not go on or the run can not be written.
-    pub fn step<S: Source>(&mut self, source: &mut S, writer: &mut RunWriter) -> Result<Duration> {
+    pub fn step<S: Source>(&mut self, source: &mut S, writer: &mut dyn Destination) -> Result<Duration> {
         loop {
             let now = monotonic_now().0;
             let idle = self.is_idle();
@@ -569,7 +570,7 @@ impl Windowing {
                     let seen = self.seen(source)?;
                     self.count(|measuring| measuring.end(true, seen))?;
                     self.disarm(source, writer)?;
-                    writer.slice(slice).context("write the run")?;
+                    writer.slice(slice)?;
                     self.phase = self.after(slice.end_ns);
                 }
                 Phase::Left(window) => self.leave_out(window, writer),
@@ -577,7 +578,7 @@ impl Windowing {
         }
     }
 
-    fn arm<S: Source>(&mut self, window: Window, source: &mut S, writer: &mut RunWriter) -> Result<()> {
+    fn arm<S: Source>(&mut self, window: Window, source: &mut S, writer: &mut dyn Destination) -> Result<()> {
         if self.put_in_place(source)? {
             let settled = Nanos(monotonic_now().0 + SETTLE);
             let slice = Window { start_ns: window.start_ns.max(settled), ..window };
@@ -604,7 +605,7 @@ impl Windowing {
     }
 
     /// Counts a window that nothing comes of.
-    fn leave_out(&mut self, window: Window, writer: &mut RunWriter) {
+    fn leave_out(&mut self, window: Window, writer: &mut dyn Destination) {
         self.skipped += 1;
         if let Some(measuring) = &mut self.measuring {
             measuring.skip();
@@ -631,7 +632,7 @@ impl Windowing {
         Ok(armed)
     }
 
-    fn disarm<S: Source>(&mut self, source: &mut S, writer: &mut RunWriter) -> Result<()> {
+    fn disarm<S: Source>(&mut self, source: &mut S, writer: &mut dyn Destination) -> Result<()> {
         let before = monotonic_now().0;
         self.stray.begin(source.counters().context("read the counters")?.lost.unfinished);
         let away = source.disarm(&mut self.sink(writer)).context("take the probes away");
@@ -675,7 +676,7 @@ impl Windowing {
     ///
     /// # Errors
     /// As [`Windowing::step`].
-    pub fn end<S: Source>(&mut self, source: &mut S, writer: &mut RunWriter) -> Result<()> {
+    pub fn end<S: Source>(&mut self, source: &mut S, writer: &mut dyn Destination) -> Result<()> {
         let Phase::Armed(slice) = self.phase else { return Ok(()) };
         // The newest time that was taken before this is not after it.
         let slice = Window { end_ns: slice.end_ns.min(monotonic_now()), ..slice };
@@ -684,11 +685,11 @@ impl Windowing {
         }
         self.phase = Phase::Away(slice);
         self.disarm(source, writer)?;
-        writer.slice(slice).context("write the run")
+        writer.slice(slice)
     }
 
     /// Where the source is to put its commands.
-    pub fn sink<'a>(&'a mut self, writer: &'a mut RunWriter) -> Sliced<'a> {
+    pub fn sink<'a>(&'a mut self, writer: &'a mut dyn Destination) -> Sliced<'a> {
         Sliced { slices: &self.slices, cut: &mut self.cut, writer }
     }
 
@@ -729,7 +730,7 @@ fn is_whole(slices: &VecDeque<Window>, command: &Command) -> bool {
 pub struct Sliced<'a> {
     slices: &'a VecDeque<Window>,
     cut: &'a mut u64,
-    writer: &'a mut RunWriter,
+    writer: &'a mut dyn Destination,
 }
 
 impl Sink for Sliced<'_> {
@@ -762,7 +763,7 @@ impl Sink for Sliced<'_> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use run_format::{Hook, Kind, Manifest, Side, Software};
+    use run_format::{Hook, Kind, Manifest, RunWriter, Side, Software};
 
     #[test]
     fn a_window_is_a_length_and_a_distance() {

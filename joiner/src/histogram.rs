@@ -193,6 +193,23 @@ impl Histogram {
         buckets.for_each(|(bucket, n)| self.count_in(bucket, n));
     }
 
+    /// How many values lie in (bound before, bound], for each of some bounds that grow; those beyond the last are not
+    /// among them. A value whose bucket's middle is beyond a bound counts as beyond it: bounds are met to within
+    /// [`RELATIVE_ERROR`].
+    #[cfg(test)]
+    pub(crate) fn within(&self, bounds: &[i64]) -> Vec<u64> {
+        let mut within = vec![0; bounds.len()];
+        let mut count = |value: i64, n: u64| {
+            if let Some(bin) = within.get_mut(bounds.partition_point(|&bound| bound < value)) {
+                *bin += n;
+            }
+        };
+        self.plain.iter().for_each(|&value| count(value, 1));
+        let counted = (self.first..).zip(&self.counts).filter(|(_, n)| **n > 0);
+        counted.for_each(|(bucket, &n)| count(middle(bucket).clamp(self.least, self.most), n));
+        within
+    }
+
     /// Arithmetic mean.
     pub(crate) fn mean(&self) -> f64 {
         self.sum as f64 / self.count.max(1) as f64
@@ -313,6 +330,27 @@ mod tests {
             let mut at_once = Histogram::default();
             cuts.windows(2).for_each(|c| at_once.add_all(&values[c[0]..c[1]]));
             prop_assert_eq!(at_once.distribution(), one_by_one(&values).distribution());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn values_lie_between_their_bounds(
+            values in proptest::collection::vec(0i64..10_000_000, 0..3_000),
+            mut bounds in proptest::collection::vec(1i64..11_000_000, 0..20),
+        ) {
+            bounds.sort_unstable();
+            bounds.dedup();
+            let within = of(&values).within(&bounds);
+            let mut sum = 0;
+            for (bound, n) in bounds.iter().zip(within) {
+                sum += n;
+                let below = |share: f64| values.iter().filter(|v| **v as f64 <= *bound as f64 * share).count() as u64;
+                let (least, most) = (below(1.0 - 2.0 * RELATIVE_ERROR), below(1.0 + 2.0 * RELATIVE_ERROR));
+                prop_assert!((least..=most).contains(&sum), "{sum} up to {bound}: {least} to {most}");
+            }
+            prop_assert_eq!(of(&values).sum(), values.iter().map(|&v| i128::from(v)).sum::<i128>());
+            prop_assert_eq!(of(&values).count(), values.len() as u64);
         }
     }
 

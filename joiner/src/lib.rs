@@ -17,6 +17,7 @@ mod histogram;
 mod join;
 mod lanes;
 mod listed;
+pub mod live;
 mod matching;
 mod model;
 mod order;

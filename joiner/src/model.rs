@@ -5,7 +5,7 @@
 //! exactly, whatever is missing: a fallback moves time from one stage to a neighbour, never out of the sum.
 
 use crate::recording::NONE;
-use run_format::{Boundary, Stage};
+use run_format::{Boundary, Command, Side, Stage};
 
 /// What stands for a boundary that a recording lacks: the first of these that is there.
 ///
@@ -44,7 +44,7 @@ pub(crate) const fn is_of_r2t(boundary: Boundary) -> bool {
 }
 
 /// The slots of a side's boundaries that every command passes, as bits.
-const fn passed_by_all(side: run_format::Side) -> u16 {
+const fn passed_by_all(side: Side) -> u16 {
     let (mut slots, mut n) = (0, 0);
     while n < Boundary::ALL.len() {
         let b = Boundary::ALL[n];
@@ -57,12 +57,12 @@ const fn passed_by_all(side: run_format::Side) -> u16 {
 }
 
 /// Whether any of the boundaries that every command passes has no time.
-fn lacks<const N: usize>(times: &[i64; N], side: run_format::Side) -> bool {
-    const HOST: u16 = passed_by_all(run_format::Side::Host);
-    const TARGET: u16 = passed_by_all(run_format::Side::Target);
+fn lacks<const N: usize>(times: &[i64; N], side: Side) -> bool {
+    const HOST: u16 = passed_by_all(Side::Host);
+    const TARGET: u16 = passed_by_all(Side::Target);
     let passed = match side {
-        run_format::Side::Host => HOST,
-        run_format::Side::Target => TARGET,
+        Side::Host => HOST,
+        Side::Target => TARGET,
     };
     // Without a branch for each: this is asked for every command.
     (0..N).fold(false, |lacks, slot| lacks | ((times[slot] == NONE) & (passed >> slot & 1 == 1)))
@@ -70,7 +70,7 @@ fn lacks<const N: usize>(times: &[i64; N], side: run_format::Side) -> bool {
 
 /// The times of one side with every lacking one replaced by its fallback where there is one. The
 /// boundaries that only R2T writes pass are left as they are.
-pub(crate) fn filled<const N: usize>(mut times: [i64; N], side: run_format::Side) -> [i64; N] {
+pub(crate) fn filled<const N: usize>(mut times: [i64; N], side: Side) -> [i64; N] {
     let recorded = times;
     if !lacks(&recorded, side) {
         return times;
@@ -212,11 +212,49 @@ pub(crate) fn turnaround(recorded: &[i64; 8], sum: i64) -> Option<i64> {
     (r2t != NONE && sent != NONE).then(|| sent - r2t)
 }
 
+/// What one side alone can tell apart, by their JSON names: its two stages, and what lies elsewhere.
+pub(crate) const fn own_stages(side: Side) -> [&'static str; 3] {
+    match side {
+        Side::Host => [Stage::HostBlock.name(), Stage::HostDriver.name(), "beyond_host"],
+        Side::Target => [Stage::TargetDriver.name(), Stage::Storage.name(), "data_wait"],
+    }
+}
+
+/// A host command's latency, its two stages and all beyond the host, ns, from its times by [`Boundary::slot`], the sum
+/// of its R2T turnarounds and its flags; `None` where it was cancelled, failed over or lacks times.
+pub(crate) fn host_alone(recorded: &[i64; 8], r2t_turnaround: i64, flags: u16) -> Option<[i64; 4]> {
+    use Boundary::{HDone, HDriver, HEnd, HQueued, HRecv, HSent};
+    let h = filled(*recorded, Side::Host);
+    if lacks(&h, Side::Host) || flags & (Command::CANCELED | Command::FAILOVER) != 0 {
+        return None;
+    }
+    let at = |b: Boundary| h[b.slot()];
+    let answers = turnaround(recorded, r2t_turnaround).unwrap_or(0);
+    let block = at(HDriver) - at(HQueued) + at(HEnd) - at(HDone);
+    let driver = at(HSent) - at(HDriver) + at(HDone) - at(HRecv) + answers;
+    let beyond = at(HRecv) - at(HSent) - answers;
+    Some([at(HEnd) - at(HQueued), block, driver, beyond])
+}
+
+/// A target command's whole time, its two stages and the wait for the data of R2Ts, ns, from its times by
+/// [`Boundary::slot`]; `None` where it lacks times.
+pub(crate) fn target_alone(recorded: &[i64; 7]) -> Option<[i64; 4]> {
+    use Boundary::{TDone, TRecv, TSent, TSubmit};
+    let t = filled(*recorded, Side::Target);
+    if lacks(&t, Side::Target) {
+        return None;
+    }
+    let at = |b: Boundary| t[b.slot()];
+    let wait = data_wait(recorded, &t).unwrap_or(0);
+    let driver = at(TSubmit) - at(TRecv) - wait + at(TSent) - at(TDone);
+    Some([at(TSent) - at(TRecv), driver, at(TDone) - at(TSubmit), wait])
+}
+
 impl Terms {
     /// Fills in what is lacking; `None` where a side has too few times for any stage.
     pub(crate) fn new(h: &[i64; 8], r2t_turnaround: i64, t: &[i64; 7], drive: i64) -> Option<Terms> {
-        let filled_h = whole(h, run_format::Side::Host)?;
-        let filled_t = whole(t, run_format::Side::Target)?;
+        let filled_h = whole(h, Side::Host)?;
+        let filled_t = whole(t, Side::Target)?;
         let wait = data_wait(t, &filled_t);
         // The host's answers lie within the target's wait. Where that is not known it stays within the
         // target's driver, answers included, and taking them from the network would count them twice.

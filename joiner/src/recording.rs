@@ -17,6 +17,11 @@ pub(crate) const NONE: i64 = i64::MIN;
 /// The latest time that is taken for one: 36 years after boot.
 const LATEST: i64 = 1 << 60;
 
+/// A time, or [`NONE`] where it is none that can be.
+pub(crate) fn in_range(time: i64) -> i64 {
+    if (0..=LATEST).contains(&time) { time } else { NONE }
+}
+
 /// What both sides see of a command on the wire, and what it takes to use that.
 pub(crate) const IDENTITY: [&str; 8] =
     ["queue", "cid", "opcode", "nsid", "slba", "nlb", "flags", "stream_position"];
@@ -434,11 +439,7 @@ fn nullable<T: PolarsNumericType>(
 }
 
 fn times(values: &mut Vec<i64>, before: usize, column: &Column) -> polars::prelude::PolarsResult<()> {
-    nullable(values, before, column.i64()?, time);
+    nullable(values, before, column.i64()?, in_range);
     Ok(())
 }
-
-/// A time as it is kept.
-fn time(t: i64) -> i64 {
-    if (0..=LATEST).contains(&t) { t } else { NONE }
 }

@@ -6,12 +6,12 @@ use crate::error::Error;
 use crate::histogram::Histogram;
 use crate::join::{Accounting, Aside, BoundaryFigures, ClockFigures, Joined, Pair, SetAside, figures_of};
 use crate::listed::{Listed, SlowCommand};
-use crate::model::{Stages, SubStage, Terms, data_wait, fallbacks, filled, is_of_r2t, turnaround};
+use crate::model::{self, Stages, SubStage, Terms, fallbacks, filled, is_of_r2t};
 use crate::recording::{NONE, Recording};
 use crate::stats::Distribution;
 use crate::tails::{PARTS, Slowest, Tail, Timed, tails};
 use rayon::prelude::*;
-use run_format::{Boundary, Command, Kind, Manifest, Operation, Overhead, Run, Side, Stage, State};
+use run_format::{Boundary, Kind, Manifest, Operation, Overhead, Run, Side, Stage, State};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use std::collections::{BTreeMap, HashMap};
@@ -406,22 +406,9 @@ pub fn host_report(run: &Run, options: &ReportOptions) -> Result<Report, Error> 
     one_side(&host, options, |row| host_alone(&host, row))
 }
 
-/// A host command's latency, its two stages and all beyond the host, ns; `None` where it was cancelled, failed
-/// over or lacks times.
+/// [`model::host_alone`] of a row.
 pub(crate) fn host_alone(host: &Recording, row: usize) -> Option<[i64; 4]> {
-    let recorded = host.times::<8>(row);
-    let h = filled(recorded, Side::Host);
-    let whole = Boundary::of(Side::Host).filter(|b| !is_of_r2t(*b)).all(|b| h[b.slot()] != NONE);
-    if !whole || host.flags[row] & (Command::CANCELED | Command::FAILOVER) != 0 {
-        return None;
-    }
-    let at = |b: Boundary| h[b.slot()];
-    let answers = turnaround(&recorded, host.r2t_turnaround(row)).unwrap_or(0);
-    let block = at(Boundary::HDriver) - at(Boundary::HQueued) + at(Boundary::HEnd) - at(Boundary::HDone);
-    let driver =
-        at(Boundary::HSent) - at(Boundary::HDriver) + at(Boundary::HDone) - at(Boundary::HRecv) + answers;
-    let beyond = at(Boundary::HRecv) - at(Boundary::HSent) - answers;
-    Some([at(Boundary::HEnd) - at(Boundary::HQueued), block, driver, beyond])
+    model::host_alone(&host.times(row), host.r2t_turnaround(row), host.flags[row])
 }
 
 /// Reports a target's run alone: its own two stages, and the wait for the data of R2Ts.
@@ -433,20 +420,9 @@ pub fn target_report(run: &Run, options: &ReportOptions) -> Result<Report, Error
     one_side(&target, options, |row| target_alone(&target, row))
 }
 
-/// A target command's whole time, its two stages and the wait for the data of R2Ts, ns; `None` where it lacks
-/// times.
+/// [`model::target_alone`] of a row.
 pub(crate) fn target_alone(target: &Recording, row: usize) -> Option<[i64; 4]> {
-    let recorded = target.times::<7>(row);
-    let t = filled(recorded, Side::Target);
-    if !Boundary::of(Side::Target).filter(|b| !is_of_r2t(*b)).all(|b| t[b.slot()] != NONE) {
-        return None;
-    }
-    let at = |b: Boundary| t[b.slot()];
-    let wait = data_wait(&recorded, &t).unwrap_or(0);
-    let driver =
-        at(Boundary::TSubmit) - at(Boundary::TRecv) - wait + at(Boundary::TSent) - at(Boundary::TDone);
-    let storage = at(Boundary::TDone) - at(Boundary::TSubmit);
-    Some([at(Boundary::TSent) - at(Boundary::TRecv), driver, storage, wait])
+    model::target_alone(&target.times(row))
 }
 
 fn side(run: &Run, wanted: Side) -> Result<Recording, Error> {
@@ -557,10 +533,7 @@ pub(crate) fn one_sides_notes(run: &Recording, unfinished: u64, against: u64) ->
 pub(crate) fn one_class(key: Key, groups: &Groups, n: u64, mut columns: Columns, is_host: bool) -> Class {
     let latency = columns.next();
     let [first, second, rest] = std::array::from_fn(|_| columns.figures(latency.mean_ns));
-    let names = match is_host {
-        true => [Stage::HostBlock.name(), Stage::HostDriver.name(), "beyond_host"],
-        false => [Stage::TargetDriver.name(), Stage::Storage.name(), "data_wait"],
-    };
+    let names = model::own_stages(if is_host { Side::Host } else { Side::Target });
     let parts = [first, second, rest];
     let medians = std::array::from_fn(|n| (names.get(n).copied(), parts.get(n).and_then(|p| p.times.p50_ns)));
     let tails = tails(n, &columns.slowest, &latency, &medians);

@@ -158,7 +158,7 @@ pub struct TelemetryWriter {
     failed: Receiver<Error>,
 }
 
-/// Gives batches to a [`TelemetryWriter`]; ends with it.
+/// Gives batches to a [`TelemetryWriter`], or to a view that has the other end of the channel; ends with it.
 #[derive(Clone, Debug)]
 pub struct TelemetrySink(SyncSender<TelemetryBatch>);
 
@@ -167,6 +167,12 @@ impl TelemetrySink {
     pub fn give(&self, batch: TelemetryBatch) {
         // The writer has told why it is gone.
         let _ = self.0.send(batch);
+    }
+}
+
+impl From<SyncSender<TelemetryBatch>> for TelemetrySink {
+    fn from(batches: SyncSender<TelemetryBatch>) -> TelemetrySink {
+        TelemetrySink(batches)
     }
 }
 
