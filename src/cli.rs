@@ -31,6 +31,9 @@ pub enum Subcommand {
     /// Show one side's stages, rates, tails and telemetry as they come; no run is written.
     #[command(subcommand)]
     Watch(Watch),
+    /// Give the same to Prometheus and others: OpenMetrics over HTTP.
+    #[command(subcommand)]
+    Serve(Serve),
     /// Join a host's run and a target's, and show the five stages; or show one side alone.
     Report(Report),
     /// Say which stage moved between runs, by how much and how surely.
@@ -172,14 +175,50 @@ pub struct WatchTarget {
 pub struct WatchSide {
     #[command(flatten)]
     pub observe: Observe,
-    /// How often to show news.
+    /// How often to show news. The screen's longer stretches are 10 and 60 times this.
     #[arg(short, long, value_name = "TIME", default_value = "1s", value_parser = signed(interval), allow_hyphen_values = true)]
     pub interval: Duration,
     /// End after this many intervals.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), allow_negative_numbers = true)]
     pub count: Option<u64>,
+    /// Print a block of text each interval, as where the output is no terminal.
+    #[arg(long)]
+    pub plain: bool,
     #[command(flatten)]
     pub format: FormatOption,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Serve {
+    /// The host: the kernel's nvme-tcp and nvme-rdma, or a process that uses SPDK's NVMe/TCP initiator.
+    Host(ServeSide),
+    /// The target: the kernel's nvmet over TCP and RDMA, or a running SPDK nvmf_tgt (or an application with
+    /// its NVMe/TCP target).
+    Target(ServeTarget),
+}
+
+#[derive(Debug, Args)]
+pub struct ServeTarget {
+    #[command(flatten)]
+    pub side: ServeSide,
+    #[command(flatten)]
+    pub from: TargetSource,
+}
+
+#[derive(Debug, Args)]
+pub struct ServeSide {
+    #[command(flatten)]
+    pub observe: Observe,
+    /// Where to answer scrapes. Whoever reaches the address reads what this machine's storage does: any but a loopback
+    /// address is for a network that you trust.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9966")]
+    pub listen: std::net::SocketAddr,
+    /// Give figures of each queue too.
+    #[arg(long)]
+    pub queues: bool,
+    /// How many series of telemetry to give at most; the most telling ones come first.
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(0..=100_000), allow_negative_numbers = true)]
+    pub telemetry_series: u32,
 }
 
 #[derive(Debug, clap::Subcommand)]

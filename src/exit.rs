@@ -4,6 +4,7 @@
 use anyhow::{Context, Result};
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 
 /// A gate did not hold.
 pub const GATE: u8 = 3;
@@ -50,8 +51,26 @@ pub fn text(error: &anyhow::Error) -> String {
     text
 }
 
+/// Lines that wait while the terminal is drawn on.
+static HELD: Mutex<Option<Vec<String>>> = Mutex::new(None);
+
+/// From now on lines to standard error wait: the terminal is drawn on.
+pub fn hold() {
+    *HELD.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
+}
+
+/// Prints the lines that wait, and from now on at once again.
+pub fn release() {
+    let held = HELD.lock().unwrap_or_else(PoisonError::into_inner).take();
+    held.into_iter().flatten().for_each(|line| say(&line));
+}
+
 /// Prints a line to standard error, where somebody reads it.
 pub fn say(text: &str) {
+    if let Some(held) = HELD.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+        held.push(text.to_owned());
+        return;
+    }
     // Without a reader there is nobody to tell.
     let _ = writeln!(std::io::stderr(), "fabscope: {}", harmless(text));
 }

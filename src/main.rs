@@ -10,6 +10,7 @@ mod demo;
 mod destination;
 mod diagnose;
 mod exit;
+mod http;
 mod live;
 mod overhead;
 mod pair;
@@ -20,10 +21,13 @@ mod record;
 mod recorder;
 mod report;
 mod schema;
+mod screen;
 mod selftest;
+mod serve;
 mod signals;
 mod software;
 mod telemetry;
+mod terminal;
 mod watch;
 mod window;
 mod workload;
@@ -42,6 +46,7 @@ fn main() -> ExitCode {
         cli::Subcommand::Report(options) => report::run(&options),
         cli::Subcommand::Selftest(options) => selftest::run(&options),
         cli::Subcommand::Schema(options) => schema::run(&options),
+        cli::Subcommand::Serve(what) => serve::run(&what),
         cli::Subcommand::Watch(what) => watch::run(&what),
     };
     exit::code(result)

@@ -64,7 +64,8 @@ pub fn record(target: u32, initiator: Initiator, wish: &Wish<'_>, signals: &Sign
         });
         let recorded_target =
             threads.spawn(|| recorder::record(on_target, &plan(&into(&target_run), wish), &enough));
-        let recorded_host = threads.spawn(|| recorder::record(on_host, &plan(&into(&host_run), wish), signals));
+        let recorded_host =
+            threads.spawn(|| recorder::record(on_host, &plan(&into(&host_run), wish), signals));
         let summary = initiator.finish();
         over.store(true, Ordering::Relaxed);
         let host = recorded_host.join();

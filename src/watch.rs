@@ -6,10 +6,12 @@ use crate::destination::Destination;
 use crate::exit;
 use crate::live::{Show, View};
 use crate::signals::Signals;
+use crate::terminal::OnTerminal;
 use anyhow::{Context, Result};
 use joiner::live::{Live, LiveOptions, Over};
 use run_format::{Manifest, Side};
 use std::collections::BTreeMap;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 /// Runs `watch`.
@@ -38,6 +40,11 @@ pub fn run(what: &Watch) -> Result<ExitCode> {
 }
 
 fn open(manifest: Manifest, options: &WatchSide, live: LiveOptions) -> Result<Box<dyn Destination>> {
+    let is_dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
+    let draws = options.format.format == Format::Table && !options.plain && !is_dumb;
+    if draws && std::io::stdout().is_terminal() {
+        return Ok(Box::new(View::new("watch", manifest, live, OnTerminal::take(options.count)?)));
+    }
     let lines = Lines { format: options.format.format, left: options.count };
     Ok(Box::new(View::new("watch", manifest, live, lines)))
 }

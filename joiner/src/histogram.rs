@@ -196,7 +196,6 @@ impl Histogram {
     /// How many values lie in (bound before, bound], for each of some bounds that grow; those beyond the last are not
     /// among them. A value whose bucket's middle is beyond a bound counts as beyond it: bounds are met to within
     /// [`RELATIVE_ERROR`].
-    #[cfg(test)]
     pub(crate) fn within(&self, bounds: &[i64]) -> Vec<u64> {
         let mut within = vec![0; bounds.len()];
         let mut count = |value: i64, n: u64| {
@@ -215,6 +214,25 @@ impl Histogram {
         self.sum as f64 / self.count.max(1) as f64
     }
 
+    /// A percentile by nearest rank; `None` where fewer than ten values lie above it.
+    pub(crate) fn percentile(&self, p: f64) -> Option<i64> {
+        if self.count < needed(p) {
+            return None;
+        }
+        let rank = ((p * self.count as f64).ceil() as u64).clamp(1, self.count);
+        if self.counts.is_empty() {
+            let mut values = self.plain.clone();
+            let at = usize::try_from(rank - 1).ok().filter(|at| *at < values.len())?;
+            return Some(*values.select_nth_unstable(at).1);
+        }
+        let mut below = 0;
+        let at = self.counts.iter().position(|&n| {
+            below += n;
+            below >= rank
+        })?;
+        Some(middle(self.first + at as i32).clamp(self.least, self.most))
+    }
+
     /// Mean and percentiles, by nearest rank as [`Distribution`] has them.
     pub(crate) fn distribution(&self) -> Distribution {
         if self.counts.is_empty() {
@@ -223,18 +241,7 @@ impl Histogram {
                 values => Distribution::of(&mut values.to_vec()),
             };
         }
-        let percentile = |p: f64| {
-            if self.count < needed(p) {
-                return None;
-            }
-            let rank = ((p * self.count as f64).ceil() as u64).clamp(1, self.count);
-            let mut below = 0;
-            let at = self.counts.iter().position(|&n| {
-                below += n;
-                below >= rank
-            })?;
-            Some(middle(self.first + at as i32).clamp(self.least, self.most))
-        };
+        let percentile = |p: f64| self.percentile(p);
         Distribution {
             mean_ns: self.mean(),
             p50_ns: percentile(0.5),
@@ -351,6 +358,9 @@ mod tests {
             }
             prop_assert_eq!(of(&values).sum(), values.iter().map(|&v| i128::from(v)).sum::<i128>());
             prop_assert_eq!(of(&values).count(), values.len() as u64);
+            let all = of(&values).distribution();
+            let each = [0.5, 0.9, 0.99, 0.999].map(|p| of(&values).percentile(p));
+            prop_assert_eq!(each, [all.p50_ns, all.p90_ns, all.p99_ns, all.p999_ns]);
         }
     }
 

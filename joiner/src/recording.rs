@@ -245,7 +245,7 @@ impl Recording {
                 Into::Position(values) => {
                     nullable::<u32>(segment, name, groups, (before, rows), i64::from, values).is_some()
                 }
-                Into::Time(values) => nullable(segment, name, groups, (before, rows), time, values).is_some(),
+                Into::Time(values) => nullable(segment, name, groups, (before, rows), in_range, values).is_some(),
             }
         };
         columns.retain(|(name, _)| wanted.contains(name));

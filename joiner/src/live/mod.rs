@@ -4,6 +4,7 @@
 //! Time is cut into slots. A command is counted in the slot in which its record comes, and what is shown is of whole
 //! slots. Only the current slot's histograms are touched by a command; longer stretches are sums of slots.
 
+pub mod openmetrics;
 mod rolling;
 mod telemetry;
 mod text;

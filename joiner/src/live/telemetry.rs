@@ -14,7 +14,7 @@ const SAMPLED: &str = "sampled";
 struct Value {
     /// The last row's value.
     last: f64,
-    /// Of a counter, the last value with wraps undone.
+    /// Of a counter, the last value with wraps undone; of events, all that came.
     grown: f64,
     /// Of a counter, what it grew a second within the batch of this number; within later ones it stood still.
     rate: f64,
@@ -46,7 +46,7 @@ pub(crate) struct Known<'a> {
     pub(crate) object: &'a str,
     /// A gauge's value, or a counter's with wraps undone.
     pub(crate) value: f64,
-    /// A counter's growth a second; `None` of a gauge.
+    /// A counter's growth, or what came of events, a second; `None` of a gauge.
     pub(crate) rate: Option<f64>,
 }
 
@@ -87,13 +87,20 @@ impl Values {
                 }
                 self.kept += 1;
             }
-            let mut value = known.unwrap_or(Value { last: new, grown: new, rate: 0.0, batch: number });
-            if metric.kind == MetricKind::Counter {
+            // Of events nothing came before.
+            let before = if metric.kind == MetricKind::Event { 0.0 } else { new };
+            let mut value = known.unwrap_or(Value { last: new, grown: before, rate: 0.0, batch: number });
+            if metric.kind != MetricKind::Gauge {
                 if value.batch != number {
                     value.rate = 0.0;
                     value.batch = number;
                 }
-                match increase(value.last, new, metric.bits) {
+                let grown = match metric.kind {
+                    // Each row is so much more.
+                    MetricKind::Event => Some(new.max(0.0)),
+                    _ => increase(value.last, new, metric.bits),
+                };
+                match grown {
                     Some(more) => {
                         value.grown += more;
                         value.rate += seconds.map_or(0.0, |seconds| more / seconds);
@@ -112,6 +119,16 @@ impl Values {
         collector.looked = newest.or(collector.looked);
     }
 
+    /// The collectors' names.
+    pub(crate) fn collectors(&self) -> impl Iterator<Item = &str> {
+        self.collectors.keys().map(String::as_str)
+    }
+
+    /// A collector's metrics, as far as it is known.
+    pub(crate) fn metrics(&self, collector: &str) -> &[TelemetryMetric] {
+        self.collectors.get(collector).map_or(&[], |c| &c.metrics)
+    }
+
     /// All values of a collector's metric, by object.
     pub(crate) fn of(&self, collector: &str, metric: &str) -> Vec<Known<'_>> {
         let Some(c) = self.collectors.get(collector) else { return Vec::new() };
@@ -125,7 +142,9 @@ impl Values {
                 let rate = if value.batch == c.batches { value.rate } else { 0.0 };
                 Some(match metric.kind {
                     MetricKind::Gauge => Known { metric, object, value: value.last, rate: None },
-                    MetricKind::Counter => Known { metric, object, value: value.grown, rate: Some(rate) },
+                    MetricKind::Counter | MetricKind::Event => {
+                        Known { metric, object, value: value.grown, rate: Some(rate) }
+                    }
                 })
             })
             .collect();
@@ -173,6 +192,7 @@ mod tests {
                 metric("cwnd", MetricKind::Gauge, None),
                 metric("retransmitted", MetricKind::Counter, Some(32)),
                 metric("sampled", MetricKind::Gauge, None),
+                metric("retransmit", MetricKind::Event, None),
             ]
             .into(),
         }
@@ -196,9 +216,15 @@ mod tests {
         // It begins anew.
         values.take(&batch(5, &[(1, "a", Some(1.0))]));
         assert_eq!(read(&values, "retransmitted"), [("a".into(), 1.0, Some(0.0))]);
-        values.take(&batch(6, &[(1, "a", None), (0, "a", None)]));
+        // Events are added up.
+        values.take(&batch(6, &[(3, "a", Some(2.0)), (3, "a", Some(3.0))]));
+        assert_eq!(read(&values, "retransmit"), [("a".into(), 5.0, Some(5.0))]);
+        values.take(&batch(7, &[]));
+        assert_eq!(read(&values, "retransmit"), [("a".into(), 5.0, Some(0.0))]);
+        values.take(&batch(8, &[(1, "a", None), (0, "a", None), (3, "a", None)]));
         assert!(read(&values, "retransmitted").is_empty() && values.kept == 0);
         assert!(values.of("tcp", "none").is_empty() && values.of("none", "cwnd").is_empty());
+        assert_eq!(values.collectors().collect::<Vec<_>>(), ["tcp"]);
     }
 
     #[test]

@@ -216,7 +216,7 @@ pub struct TelemetryView {
 
 /// What the worst of several values is, and whether their sum says something.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Worst {
+pub(super) enum Worst {
     /// The largest; the sum is of interest.
     MostOfAll,
     /// The largest; the sum is not.
@@ -226,7 +226,7 @@ enum Worst {
 }
 
 /// The metrics that say most about where commands wait, in the order of the view.
-const TELLING: &[(&str, &str, Worst)] = &[
+pub(super) const TELLING: &[(&str, &str, Worst)] = &[
     ("tcp", "retransmitted", Worst::MostOfAll),
     ("tcp", "rtt", Worst::Most),
     ("tcp", "cwnd", Worst::Least),
