@@ -1,8 +1,8 @@
 //! fabscope, the command: parse, run, map the result to an exit code.
 #![allow(unreachable_pub)] // a binary's modules have no outside
 
-mod batch;
 mod attach;
+mod batch;
 mod cli;
 mod compare;
 mod counting;

@@ -27,7 +27,7 @@ pub fn run(what: &Serve) -> Result<ExitCode> {
         Serve::Target(options) => (Side::Target, &options.side, Some(&options.from)),
     };
     let subject = Subject { side, observe: &options.observe, from };
-    subject.check()?;
+    subject.check();
     // Before the system under test is touched.
     let listener = TcpListener::bind(options.listen).with_context(|| {
         format!(

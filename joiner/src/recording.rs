@@ -245,7 +245,9 @@ impl Recording {
                 Into::Position(values) => {
                     nullable::<u32>(segment, name, groups, (before, rows), i64::from, values).is_some()
                 }
-                Into::Time(values) => nullable(segment, name, groups, (before, rows), in_range, values).is_some(),
+                Into::Time(values) => {
+                    nullable(segment, name, groups, (before, rows), in_range, values).is_some()
+                }
             }
         };
         columns.retain(|(name, _)| wanted.contains(name));
@@ -441,5 +443,4 @@ fn nullable<T: PolarsNumericType>(
 fn times(values: &mut Vec<i64>, before: usize, column: &Column) -> polars::prelude::PolarsResult<()> {
     nullable(values, before, column.i64()?, in_range);
     Ok(())
-}
 }

@@ -222,7 +222,7 @@ fn classes_have_histograms_counters_and_percentiles() {
         labels.push(("le", le));
         parsed.one("fabscope_stage_seconds_bucket", &labels)
     };
-    assert_eq!((within("2e-6"), within("3e-6"), within("+Inf")), (0.0, 2_000.0, 2_000.0));
+    assert_eq!((within("0.000002"), within("0.000003"), within("+Inf")), (0.0, 2_000.0, 2_000.0));
     // Percentiles as far as the sample carries them.
     let percentile = |p: &str| {
         let mut labels = read.to_vec();
