@@ -63,6 +63,11 @@ impl Histogram {
         histogram
     }
 
+    /// Adds a value.
+    pub(crate) fn add(&mut self, value: i64) {
+        self.add_all(&[value]);
+    }
+
     /// Adds values.
     pub(crate) fn add_all(&mut self, values: &[i64]) {
         /// Sums of so many values that are not larger fit into 64 bits.
@@ -260,7 +265,7 @@ mod tests {
 
     fn one_by_one(values: &[i64]) -> Histogram {
         let mut histogram = Histogram::default();
-        values.iter().for_each(|&v| histogram.add_all(&[v]));
+        values.iter().for_each(|&v| histogram.add(v));
         histogram
     }
 
@@ -367,7 +372,7 @@ mod tests {
     #[test]
     fn many_values_take_little_memory() {
         let mut histogram = Histogram::default();
-        (0..1_000_000i64).for_each(|v| histogram.add_all(&[1_000 + v * 37 % 1_000_000]));
+        (0..1_000_000i64).for_each(|v| histogram.add(1_000 + v * 37 % 1_000_000));
         assert!(histogram.bytes() < 100_000, "{}", histogram.bytes());
     }
 }

@@ -85,7 +85,7 @@ pub(crate) fn filled<const N: usize>(mut times: [i64; N], side: Side) -> [i64; N
 }
 
 /// The times of one side, filled; `None` where boundaries that every command passes still have none.
-fn whole<const N: usize>(times: &[i64; N], side: run_format::Side) -> Option<[i64; N]> {
+fn whole<const N: usize>(times: &[i64; N], side: Side) -> Option<[i64; N]> {
     if !lacks(times, side) {
         return Some(*times);
     }
