@@ -237,7 +237,7 @@ fn the_tables_histograms_add_up_in_polars() {
         let frame = joined.frame().unwrap();
         let (opcode, storage) = (frame.column("opcode").unwrap(), frame.column("storage").unwrap());
         let both = opcode.u8().unwrap().iter().zip(storage.i64().unwrap().iter());
-        both.filter(|(o, _)| *o == Some(2)).for_each(|(_, ns)| all.add(ns.unwrap()));
+        both.filter(|(o, _)| *o == Some(2)).for_each(|(_, ns)| all.add_all(&[ns.unwrap()]));
     }
     let expected: Vec<(i64, i64)> =
         all.buckets().into_iter().map(|(b, n)| (crate::histogram::middle(b), n as i64)).collect();

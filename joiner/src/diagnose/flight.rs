@@ -64,7 +64,7 @@ pub(super) fn stalls(facts: &Facts<'_>) -> Vec<Stall> {
                 for event in here.filter(|e| e.side == side && is_of_queue(&e.object, side, known)) {
                     match events.last_mut() {
                         Some(last) if last.0 == event.at && last.1 == event.object => {
-                            last.2 += event.segments
+                            last.2 += event.segments;
                         }
                         _ => events.push((event.at, &event.object, event.segments)),
                     }

@@ -286,8 +286,8 @@ fn write_level(out: &mut String, level: &ServiceLevel) -> std::fmt::Result {
 fn write_queues(out: &mut String, queues: &[QueueLevel]) -> std::fmt::Result {
     writeln!(
         out,
-        "\n  {:<36}{:>10}{:>10}{:>11}   {}",
-        "queue", "IOPS", "CPUs", "in flight", "of them in: block, driver, network, target, storage"
+        "\n  {:<36}{:>10}{:>10}{:>11}   of them in: block, driver, network, target, storage",
+        "queue", "IOPS", "CPUs", "in flight"
     )?;
     for queue in queues.iter().take(QUEUES) {
         let stages: Vec<String> = queue.by_stage.iter().map(|v| format!("{:>7}", number(*v))).collect();

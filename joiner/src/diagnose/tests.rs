@@ -429,9 +429,12 @@ fn an_iops_limit_lets_the_same_number_through() {
     }
 }
 
+/// A load and its name.
+type Named = (&'static str, fn(u64) -> World);
+
 #[test]
 fn clean_loads_have_no_cause() {
-    let worlds: [(&str, fn(u64) -> World); 13] = [
+    let worlds: [Named; 13] = [
         ("plain", World::new),
         ("deep queues", |s| World { places: 128, pause: 10_000.0, ..World::new(s) }),
         ("mixed sizes", |s| World { sizes: [(4_096, 6), (8_192, 4)], per_byte: 0.1, ..World::new(s) }),

@@ -350,12 +350,15 @@ pub(super) fn merged(mut stretches: Vec<(i64, i64)>) -> Vec<(i64, i64)> {
     out
 }
 
+/// Places of rows, each with a figure.
+pub(super) type Figured = Vec<(usize, f64)>;
+
 /// The rows that were on the wire within the stretches and those that were not, each with a figure.
 pub(super) fn split(
     facts: &Facts<'_>,
     stretches: &[(i64, i64)],
     figure: impl Fn(&Row) -> f64,
-) -> (Vec<(usize, f64)>, Vec<(usize, f64)>) {
+) -> (Figured, Figured) {
     let is_within = |row: &Row| {
         let next = stretches.partition_point(|s| s.1 <= row.sent);
         stretches.get(next).is_some_and(|s| s.0 < row.recv)
@@ -364,9 +367,9 @@ pub(super) fn split(
         (Vec::new(), Vec::new()),
         |(mut yes, mut no), (n, v, within)| {
             if within {
-                yes.push((n, v))
+                yes.push((n, v));
             } else {
-                no.push((n, v))
+                no.push((n, v));
             }
             (yes, no)
         },

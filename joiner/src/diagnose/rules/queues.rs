@@ -410,7 +410,8 @@ fn head_of_line(facts: &Facts<'_>) -> Verdict {
         let rows = facts.queues[queue].rows.iter().map(|&n| &facts.rows[n]).filter(|row| is_large(row));
         let way = |row: &Row| {
             let is_write = facts.class(row).operation == Operation::Write;
-            (is_write == write).then(|| if write { (row.sent, row.submit) } else { (row.done, row.recv) })
+            let span = if write { (row.sent, row.submit) } else { (row.done, row.recv) };
+            (is_write == write).then_some(span)
         };
         Transfers::of(rows.filter_map(way).filter(|s| s.1 > s.0).collect())
     };
