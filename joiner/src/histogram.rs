@@ -353,7 +353,7 @@ mod tests {
         ) {
             bounds.sort_unstable();
             bounds.dedup();
-            let within = of(&values).within(&bounds);
+            let within = Histogram::of(&values).within(&bounds);
             let mut sum = 0;
             for (bound, n) in bounds.iter().zip(within) {
                 sum += n;
@@ -361,10 +361,10 @@ mod tests {
                 let (least, most) = (below(1.0 - 2.0 * RELATIVE_ERROR), below(1.0 + 2.0 * RELATIVE_ERROR));
                 prop_assert!((least..=most).contains(&sum), "{sum} up to {bound}: {least} to {most}");
             }
-            prop_assert_eq!(of(&values).sum(), values.iter().map(|&v| i128::from(v)).sum::<i128>());
-            prop_assert_eq!(of(&values).count(), values.len() as u64);
-            let all = of(&values).distribution();
-            let each = [0.5, 0.9, 0.99, 0.999].map(|p| of(&values).percentile(p));
+            prop_assert_eq!(Histogram::of(&values).sum(), values.iter().map(|&v| i128::from(v)).sum::<i128>());
+            prop_assert_eq!(Histogram::of(&values).count(), values.len() as u64);
+            let all = Histogram::of(&values).distribution();
+            let each = [0.5, 0.9, 0.99, 0.999].map(|p| Histogram::of(&values).percentile(p));
             prop_assert_eq!(each, [all.p50_ns, all.p90_ns, all.p99_ns, all.p999_ns]);
         }
     }

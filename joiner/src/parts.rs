@@ -610,7 +610,7 @@ impl Joiner<'_> {
             let [h, t] = &mut self.sides;
             let (host, target) =
                 rayon::join(|| h.append(&chunks[0], counter), || t.append(&chunks[1], counter));
-            (host?, target?);
+            host.and(target)?;
             self.seen.add(&h.rows, before..h.rows.len());
             let all = order.peek().is_none();
             let mut known = Known {

@@ -91,7 +91,8 @@ pub struct By {
 /// The classes of some runs, their histograms merged.
 pub(crate) fn merged(pairs: &[&PairRows]) -> Vec<Merged> {
     type Parts<'a> = Vec<(&'a Buckets, Option<i64>)>;
-    let mut classes: BTreeMap<ClassName, (usize, u64, BTreeMap<(usize, &str), Parts<'_>>)> = BTreeMap::new();
+    type Stages<'a> = BTreeMap<(usize, &'a str), Parts<'a>>;
+    let mut classes: BTreeMap<ClassName, (usize, u64, Stages<'_>)> = BTreeMap::new();
     for class in pairs.iter().flat_map(|pair| &pair.classes) {
         let (runs, commands, stages) = classes.entry(class.name()).or_default();
         *runs += 1;

@@ -97,7 +97,7 @@ fn source(m: &Manifest) -> String {
         .hooks
         .iter()
         .filter_map(|hook| hook.hook.as_deref())
-        .filter_map(|hook| hook.split(|c: char| c == ' ' || c == '+').next())
+        .filter_map(|hook| hook.split([' ', '+']).next())
         .collect();
     kinds.into_iter().collect::<Vec<_>>().join("+")
 }

@@ -87,7 +87,7 @@ impl Windows {
         while length >= LEAST as f64 {
             let n = length as usize;
             let many = (2 * (runs - n)).div_ceil(n);
-            let start = |i: usize| if many == 0 { 0 } else { i * (runs - n) / many };
+            let start = |i: usize| (i * (runs - n)).checked_div(many).unwrap_or(0);
             let weight = |k: usize| n as f64 * (n as f64 - 1.0) / (k as f64 * (n - k) as f64);
             all.push(Windows {
                 length: n,

@@ -69,8 +69,8 @@ impl Connection {
         this.connect_admin(config).context("the admin queue")?;
         this.identify(config.nsid)?;
         for qid in 1..=config.queues {
-            // SAFETY: as for the admin queue.
             let depth = config.depth_of(qid);
+            // SAFETY: as for the admin queue.
             let qpair = unsafe { tcp::new_qpair(ctrlr, qid, depth + 1, address, config.socket_buffer) }
                 .with_context(|| format!("I/O queue {qid}"))?;
             this.io.push(qpair);
