@@ -129,10 +129,10 @@ fn by_lane(mut given: Vec<Item>) -> (Vec<Item>, Vec<(u64, u32)>) {
     given.iter().for_each(|item| places[place_of(item)] += 1);
     let mut starts = Vec::new();
     let mut before = 0;
-    for (lane, place) in (bounds.0..).zip(&mut places) {
+    for (n, place) in places.iter_mut().enumerate() {
         let here = std::mem::replace(place, before);
         if here > 0 {
-            starts.push((lane, before));
+            starts.push((bounds.0 + n as u64, before));
         }
         before += here;
     }
@@ -235,6 +235,14 @@ mod tests {
                 row: 0,
             });
         proptest::collection::vec(item, 0..500)
+    }
+
+    #[test]
+    fn there_may_be_none_and_the_last_lane_of_all() {
+        assert_eq!(Lanes::new(Vec::new()).lanes().count(), 0);
+        let last = Item { lane: u64::MAX, key: 0, begin: 1, end: 2, row: 0 };
+        let lanes = Lanes::new(vec![last]);
+        assert_eq!(lanes.lanes().map(|(lane, _, of)| (lane, of.len())).collect::<Vec<_>>(), [(u64::MAX, 1)]);
     }
 
     proptest! {
