@@ -12,6 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Runs on either side of a change that have to agree in a label for it to have changed with it.
 const AROUND: usize = 5;
+/// Where a change lies is known to about so many runs, so these say nothing of what changed with it.
+const NEAR: usize = 2;
 /// Commands that each run needs for outliers in its p99: a hundred lie above it.
 const FOR_TAILS: u64 = 10_000;
 const NS_PER_DAY: f64 = 86_400e9;
@@ -364,12 +366,17 @@ fn grouped(
             runs_after: after.len(),
             labels: changed_labels(
                 pairs,
-                &before[before.len().saturating_sub(AROUND)..],
-                &after[..after.len().min(AROUND)],
+                around(&before[..before.len() - NEAR.min(before.len() - 1)], true),
+                around(&after[NEAR.min(after.len() - 1)..], false),
             ),
         }
     };
     groups.into_iter().map(change).collect()
+}
+
+/// The runs next to a change: the last ones before it, or the first ones after it.
+fn around(runs: &[usize], before: bool) -> &[usize] {
+    if before { &runs[runs.len().saturating_sub(AROUND)..] } else { &runs[..runs.len().min(AROUND)] }
 }
 
 /// Labels that have one value in the runs before and another in those after.
