@@ -224,10 +224,10 @@ pub(crate) const fn own_stages(side: Side) -> [&'static str; 3] {
 /// of its R2T turnarounds and its flags; `None` where it was cancelled, failed over or lacks times.
 pub(crate) fn host_alone(recorded: &[i64; 8], r2t_turnaround: i64, flags: u16) -> Option<[i64; 4]> {
     use Boundary::{HDone, HDriver, HEnd, HQueued, HRecv, HSent};
-    let h = filled(*recorded, Side::Host);
-    if lacks(&h, Side::Host) || flags & (Command::CANCELED | Command::FAILOVER) != 0 {
+    if flags & (Command::CANCELED | Command::FAILOVER) != 0 {
         return None;
     }
+    let h = whole(recorded, Side::Host)?;
     let at = |b: Boundary| h[b.slot()];
     let answers = turnaround(recorded, r2t_turnaround).unwrap_or(0);
     let block = at(HDriver) - at(HQueued) + at(HEnd) - at(HDone);
@@ -240,10 +240,7 @@ pub(crate) fn host_alone(recorded: &[i64; 8], r2t_turnaround: i64, flags: u16) -
 /// [`Boundary::slot`]; `None` where it lacks times.
 pub(crate) fn target_alone(recorded: &[i64; 7]) -> Option<[i64; 4]> {
     use Boundary::{TDone, TRecv, TSent, TSubmit};
-    let t = filled(*recorded, Side::Target);
-    if lacks(&t, Side::Target) {
-        return None;
-    }
+    let t = whole(recorded, Side::Target)?;
     let at = |b: Boundary| t[b.slot()];
     let wait = data_wait(recorded, &t).unwrap_or(0);
     let driver = at(TSubmit) - at(TRecv) - wait + at(TSent) - at(TDone);
