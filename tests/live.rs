@@ -213,7 +213,7 @@ fn on_a_terminal_it_draws_and_q_gives_the_terminal_back() -> Result<()> {
     }
     let _turn = turn()?;
     let home = tempfile::tempdir()?;
-    let load = Load::running("read", 2, 30 * SECOND)?;
+    let load = Load::running("read", 2, 90 * SECOND)?;
     let path = |name: &str| home.path().join(name).display().to_string();
     // How the terminal is set up is the same before and after.
     let run = |name: &str, more: &str| {

@@ -211,14 +211,16 @@ fn one_page<N: Number, T: Copy + Default>(
     values: &mut Vec<T>,
 ) -> Option<usize> {
     // Of the other kind of page nothing is compressed but the values.
-    let DataPageHeader::V1(_) = page.header() else { return None };
+    let DataPageHeader::V1(header) = page.header() else { return None };
+    // A damaged header may name an encoding that there is not.
+    let encoding: Encoding = header.encoding.try_into().ok()?;
     let n = page.num_values();
     if nullable && page.buffer().len() < 4 {
         return None;
     }
     let parts = split_buffer_v1(page.buffer(), false, nullable).ok()?;
     let there = if nullable { packed::present(parts.def, n)? } else { Vec::new() };
-    let decode = |into: &mut [T]| match page.encoding() {
+    let decode = |into: &mut [T]| match encoding {
         Encoding::DeltaBinaryPacked => packed::differences(parts.values, into, |v| of(N::of(v))),
         Encoding::RleDictionary | Encoding::PlainDictionary => packed::places(parts.values, dictionary, into),
         Encoding::Plain => {
