@@ -45,6 +45,21 @@ pub struct Going<'a> {
     pub has_own_progress: bool,
 }
 
+impl<'a> Going<'a> {
+    /// Into a view, which shows its own progress and keeps nothing that needs a run.
+    pub fn into_view(open: &'a Open<'a>) -> Going<'a> {
+        Going {
+            open,
+            measure_overhead: false,
+            series: None,
+            labels: BTreeMap::new(),
+            command: &[],
+            quiet: false,
+            has_own_progress: true,
+        }
+    }
+}
+
 impl Subject<'_> {
     /// Refuses what the source can not do, before anything is touched.
     pub fn check(&self) {

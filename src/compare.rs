@@ -5,7 +5,7 @@ use crate::exit;
 use anyhow::{Context, Result};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
-use joiner::{CompareOptions, Comparison, Failure, Input, Outcome};
+use joiner::{CompareOptions, Comparison, Failure, Input};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -44,11 +44,7 @@ pub fn run(options: &Compare) -> Result<ExitCode> {
         CompareFormat::Junit => comparison.to_junit(),
     };
     exit::print(&text)?;
-    Ok(match comparison.outcome() {
-        Outcome::Holds => ExitCode::SUCCESS,
-        Outcome::DoesNotHold => ExitCode::from(exit::GATE),
-        Outcome::CannotTell => ExitCode::from(exit::TOO_LITTLE),
-    })
+    Ok(exit::of_gates(comparison.outcome()))
 }
 
 fn compare(base: &[PathBuf], new: &[PathBuf], options: &Compare) -> Result<Comparison> {

@@ -2,9 +2,10 @@
 
 use crate::cli::{Diagnose, DiagnoseFormat};
 use crate::exit;
+use crate::report::host_first;
 use anyhow::{Context, Result, bail};
-use joiner::{DiagnoseOptions, Diagnosis, Failure, Input, Outcome};
-use run_format::{Run, Side};
+use joiner::{DiagnoseOptions, Diagnosis, Failure, Input};
+use run_format::Run;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -32,11 +33,7 @@ pub fn run(options: &Diagnose) -> Result<ExitCode> {
         DiagnoseFormat::Markdown => diagnosis.to_markdown(),
     };
     exit::print(&text)?;
-    Ok(match diagnosis.slo_outcome() {
-        Outcome::Holds => ExitCode::SUCCESS,
-        Outcome::DoesNotHold => ExitCode::from(exit::GATE),
-        Outcome::CannotTell => ExitCode::from(exit::TOO_LITTLE),
-    })
+    Ok(exit::of_gates(diagnosis.slo_outcome()))
 }
 
 fn diagnose(options: &Diagnose) -> Result<Diagnosis> {
@@ -62,7 +59,5 @@ fn pair(first: &Path, second: Option<&Path>) -> Result<(Run, Run)> {
         };
         return Ok((host.clone(), target.clone()));
     };
-    let (first, second) = (Run::open(first)?, Run::open(second)?);
-    let swapped = first.manifest().side == Side::Target && second.manifest().side == Side::Host;
-    Ok(if swapped { (second, first) } else { (first, second) })
+    Ok(host_first(Run::open(first)?, Run::open(second)?))
 }

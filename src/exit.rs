@@ -23,6 +23,15 @@ impl std::fmt::Display for ReaderGone {
 
 impl std::error::Error for ReaderGone {}
 
+/// The exit code of gates, by what came of them together.
+pub fn of_gates(outcome: joiner::Outcome) -> ExitCode {
+    match outcome {
+        joiner::Outcome::Holds => ExitCode::SUCCESS,
+        joiner::Outcome::DoesNotHold => ExitCode::from(GATE),
+        joiner::Outcome::CannotTell => ExitCode::from(TOO_LITTLE),
+    }
+}
+
 /// Prints an error with its chain of causes once, and turns it into the exit code.
 pub fn code(result: Result<ExitCode>) -> ExitCode {
     match result {

@@ -30,7 +30,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         bounds: Bounds { memory: options.memory, progress: &|done, of| reading.update(done, of) },
     };
     let report = match &options.second {
-        Some(second) => joined(&Run::open(&options.first)?, &Run::open(second)?, &how)?,
+        Some(second) => {
+            let (host, target) = host_first(Run::open(&options.first)?, Run::open(second)?);
+            joined(&host, &target, &how)?
+        }
         None => match Run::open(&options.first) {
             Ok(run) => alone(&run, &how)?,
             // A directory that holds a pair, as compare takes it.
@@ -61,10 +64,14 @@ fn alone(run: &Run, how: &How<'_>) -> Result<Report> {
     Ok(joiner::report_alone_within(run, &how.report, &how.bounds)?)
 }
 
-/// The report of a pair, given in either order. Two of the same side are the joiner's to refuse.
-fn joined(first: &Run, second: &Run, how: &How<'_>) -> Result<Report> {
+/// A pair that was given in either order. Two of the same side are the joiner's to refuse.
+pub fn host_first(first: Run, second: Run) -> (Run, Run) {
     let swapped = first.manifest().side == Side::Target && second.manifest().side == Side::Host;
-    let (host, target) = if swapped { (second, first) } else { (first, second) };
+    if swapped { (second, first) } else { (first, second) }
+}
+
+/// The report of a pair.
+fn joined(host: &Run, target: &Run, how: &How<'_>) -> Result<Report> {
     Ok(joiner::report_within(host, target, &JoinOptions::default(), &how.report, &how.bounds)?)
 }
 

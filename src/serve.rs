@@ -11,7 +11,6 @@ use anyhow::{Context, Result};
 use joiner::live::openmetrics::{Exposition, ExpositionOptions, TextFormat};
 use joiner::live::{Live, LiveOptions};
 use run_format::{Manifest, Side, monotonic_now};
-use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,16 +34,8 @@ pub fn run(what: &Serve) -> Result<ExitCode> {
             options.listen
         )
     })?;
-    let going = Going {
-        open: &|manifest| open(manifest, options, listener.try_clone().context("keep the listener")?),
-        measure_overhead: false,
-        series: None,
-        labels: BTreeMap::new(),
-        command: &[],
-        quiet: false,
-        has_own_progress: true,
-    };
-    subject.record(&going, &signals)
+    let open = &|manifest| open(manifest, options, listener.try_clone().context("keep the listener")?);
+    subject.record(&Going::into_view(open), &signals)
 }
 
 fn open(manifest: Manifest, options: &ServeSide, listener: TcpListener) -> Result<Box<dyn Destination>> {

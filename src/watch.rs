@@ -10,7 +10,6 @@ use crate::terminal::OnTerminal;
 use anyhow::{Context, Result};
 use joiner::live::{Live, LiveOptions, Over};
 use run_format::{Manifest, Side};
-use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
@@ -27,16 +26,8 @@ pub fn run(what: &Watch) -> Result<ExitCode> {
     let subject = Subject { side, observe: &options.observe, from };
     subject.check();
     let slot = options.interval;
-    let going = Going {
-        open: &|manifest| open(manifest, options, LiveOptions { slot, ..LiveOptions::default() }),
-        measure_overhead: false,
-        series: None,
-        labels: BTreeMap::new(),
-        command: &[],
-        quiet: false,
-        has_own_progress: true,
-    };
-    subject.record(&going, &signals)
+    let open = &|manifest| open(manifest, options, LiveOptions { slot, ..LiveOptions::default() });
+    subject.record(&Going::into_view(open), &signals)
 }
 
 fn open(manifest: Manifest, options: &WatchSide, live: LiveOptions) -> Result<Box<dyn Destination>> {

@@ -7,28 +7,11 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use support::recorded::{copy, data};
 use support::{FABSCOPE, Outcome, Process, SOON, fabscope, outcome};
-
-fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
-}
-
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let place = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &place)?;
-        } else {
-            fs::copy(entry.path(), place)?;
-        }
-    }
-    Ok(())
-}
 
 fn change(run: &Path, with: impl FnOnce(&mut Value)) -> Result<()> {
     let path = run.join("run.json");

@@ -9,33 +9,11 @@ use standin::{Initiator, Stage, Target};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use support::recorded::{copy, data, text};
 use support::{Outcome, Recording, fabscope};
-
-fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
-}
 
 fn compare(arguments: &[&str]) -> Result<Outcome> {
     fabscope(["compare"].iter().chain(arguments))
-}
-
-fn text(path: &Path) -> Result<&str> {
-    path.to_str().context("a path that is no text")
-}
-
-/// A copy of a recorded run, to be changed.
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let place = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &place)?;
-        } else {
-            fs::copy(entry.path(), place)?;
-        }
-    }
-    Ok(())
 }
 
 #[test]

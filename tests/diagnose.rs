@@ -6,18 +6,10 @@ mod support;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
+use support::recorded::{copy, data, text};
 use support::{Outcome, fabscope, schema};
 
 const PAIRS: [&str; 3] = ["kernel-6.12-and-spdk-26.05", "spdk-26.05", "spdk-24.09"];
-
-fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
-}
-
-fn text(path: &Path) -> Result<&str> {
-    path.to_str().context("a path that is no text")
-}
 
 fn diagnose(arguments: &[&str]) -> Result<Outcome> {
     fabscope(["diagnose"].iter().chain(arguments))
@@ -28,21 +20,6 @@ fn json(said: &Outcome) -> Result<Value> {
     let schema = fabscope(["schema", "diagnose"])?.expect(0, &[])?.stdout;
     schema::check(&value, &serde_json::from_str(&schema)?)?;
     Ok(value)
-}
-
-/// A copy of a recorded run, to be changed.
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let place = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &place)?;
-        } else {
-            fs::copy(entry.path(), place)?;
-        }
-    }
-    Ok(())
 }
 
 #[test]

@@ -7,8 +7,9 @@ mod support;
 use anyhow::{Context, Result, ensure};
 use joiner::JoinOptions;
 use run_format::{Boundary, Kind, Run, Stage, State};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use support::Pair;
+use support::recorded::data;
 
 /// What is known of a pair.
 struct Known {
@@ -39,7 +40,7 @@ const DELAY_NS: i64 = 500_000;
 
 impl Known {
     fn folder(&self) -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(self.name)
+        data(self.name)
     }
 
     fn runs(&self) -> (PathBuf, PathBuf) {

@@ -63,9 +63,15 @@ impl Histogram {
         histogram
     }
 
-    /// Adds a value.
+    /// Adds a value; without what [`Histogram::add_all`] does once for many.
     pub(crate) fn add(&mut self, value: i64) {
-        self.add_all(&[value]);
+        self.note(1, i128::from(value), value, value);
+        if self.counts.is_empty() && self.plain.len() < PLAIN {
+            self.plain.push(value);
+        } else {
+            self.spread();
+            self.count_in(bucket(value), 1);
+        }
     }
 
     /// Adds values.

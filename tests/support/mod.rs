@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub)] // each test program uses its own part, and has no outside
 
 pub mod load;
+pub mod recorded;
 pub mod schema;
 pub mod spdk;
 pub mod vm;

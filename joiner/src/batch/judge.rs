@@ -364,23 +364,18 @@ fn grouped(
             first_after: named(pairs, series.runs[main.at]),
             runs_before: before.len(),
             runs_after: after.len(),
-            labels: changed_labels(
-                pairs,
-                around(&before[..before.len() - NEAR.min(before.len() - 1)], true),
-                around(&after[NEAR.min(after.len() - 1)..], false),
-            ),
+            labels: changed_labels(pairs, before, after),
         }
     };
     groups.into_iter().map(change).collect()
 }
 
-/// The runs next to a change: the last ones before it, or the first ones after it.
-fn around(runs: &[usize], before: bool) -> &[usize] {
-    if before { &runs[runs.len().saturating_sub(AROUND)..] } else { &runs[..runs.len().min(AROUND)] }
-}
-
-/// Labels that have one value in the runs before and another in those after.
+/// Labels that have one value in the runs before a change and another in those after it, near to where it lies.
 fn changed_labels(pairs: &[PairRows], before: &[usize], after: &[usize]) -> Vec<ChangedLabel> {
+    let before = &before[..before.len() - NEAR.min(before.len().saturating_sub(1))];
+    let before = &before[before.len().saturating_sub(AROUND)..];
+    let after = &after[NEAR.min(after.len().saturating_sub(1))..];
+    let after = &after[..after.len().min(AROUND)];
     let labels = |run: usize| -> &Labels { &pairs[run].labels };
     let names: BTreeSet<&String> = before.iter().chain(after).flat_map(|&run| labels(run).keys()).collect();
     let one = |runs: &[usize], name: &str| {

@@ -57,6 +57,16 @@ impl Outcome {
             Outcome::CannotTell => "cannot tell",
         }
     }
+
+    /// What several say together: `DoesNotHold` if one does not, else `CannotTell` if one can not be told.
+    #[must_use]
+    pub fn of_all(outcomes: impl IntoIterator<Item = Outcome>) -> Outcome {
+        outcomes.into_iter().fold(Outcome::Holds, |all, one| match (all, one) {
+            (Outcome::DoesNotHold, _) | (_, Outcome::DoesNotHold) => Outcome::DoesNotHold,
+            (Outcome::CannotTell, _) | (_, Outcome::CannotTell) => Outcome::CannotTell,
+            (Outcome::Holds, Outcome::Holds) => Outcome::Holds,
+        })
+    }
 }
 
 /// One gate on one class.

@@ -425,14 +425,7 @@ impl Comparison {
     /// What the gates say together: `DoesNotHold` if one does not, else `CannotTell` if one can not be told.
     #[must_use]
     pub fn outcome(&self) -> Outcome {
-        let any = |outcome| self.gates.iter().any(|g| g.outcome == outcome);
-        if any(Outcome::DoesNotHold) {
-            Outcome::DoesNotHold
-        } else if any(Outcome::CannotTell) {
-            Outcome::CannotTell
-        } else {
-            Outcome::Holds
-        }
+        Outcome::of_all(self.gates.iter().map(|gate| gate.outcome))
     }
 
     /// Whether any row of any class moved.

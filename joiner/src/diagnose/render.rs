@@ -18,15 +18,7 @@ impl Diagnosis {
     /// Whether a service level surely does not hold, or could not be told.
     #[must_use]
     pub fn slo_outcome(&self) -> crate::Outcome {
-        use crate::Outcome::{CannotTell, DoesNotHold, Holds};
-        let any = |outcome| self.slo.iter().any(|slo| slo.outcome == outcome);
-        if any(DoesNotHold) {
-            DoesNotHold
-        } else if any(CannotTell) {
-            CannotTell
-        } else {
-            Holds
-        }
+        crate::Outcome::of_all(self.slo.iter().map(|slo| slo.outcome))
     }
 
     /// As a person reads it.
