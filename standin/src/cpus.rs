@@ -85,12 +85,11 @@ mod tests {
     fn hogs_run_on_their_cpu_and_end() {
         let all = usable().unwrap();
         let hogs = Hogs::on(all[0], 2).unwrap();
-        let time = || {
+        let time = || -> u64 {
             let text = std::fs::read_to_string("/proc/self/task/".to_owned() + &hog() + "/stat").unwrap();
-            let fields: Vec<u64> =
-                text.rsplit(')').next().unwrap().split_whitespace().filter_map(|f| f.parse().ok()).collect();
-            // Of user space and of the kernel, after what is no number.
-            fields[10] + fields[11]
+            let behind_name = text.rsplit_once(')').unwrap().1;
+            // utime and stime. By place: some before them may be below zero.
+            behind_name.split_whitespace().skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum()
         };
         fn hog() -> String {
             let is_hog = |entry: &std::fs::DirEntry| {
