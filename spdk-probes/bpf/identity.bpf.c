@@ -30,13 +30,14 @@ int identity(struct pt_regs *ctx)
 	if (!ours())
 		return 0;
 	req = argument(ctx, 0);
-	if (READ(qpair, req, layout.request_qpair) || READ(qid, qpair, layout.qpair_qid)) {
+	if (READ_BOTH(qpair, cmd, req, layout.request_qpair, layout.request_cmd) ||
+	    READ(qid, qpair, layout.qpair_qid)) {
 		count(FAB_LOST_READ);
 		return 0;
 	}
 	if (qid == 0)
 		return 0;
-	if (READ(cmd, req, layout.request_cmd) || READ(sqe, cmd, 0)) {
+	if (READ(sqe, cmd, 0)) {
 		count(FAB_LOST_READ);
 		return 0;
 	}

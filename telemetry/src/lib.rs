@@ -15,6 +15,7 @@ mod pace;
 mod rows;
 mod sampler;
 mod series;
+mod sock_diag;
 mod text;
 
 pub use about::{About, Kind, Metric, SAMPLED, all, table};
@@ -25,3 +26,4 @@ pub use collect::{
 pub use rows::{Batch, Known, ObjectId, Row, Rows};
 pub use sampler::{CollectorStatus, Options, Sampler, State, Status};
 pub use series::{ClockPair, Series, SeriesError, Told, wall_to_monotonic};
+pub use sock_diag::tcp_bytes;

@@ -8,20 +8,17 @@
 
 use super::{Again, Collector, Lack, Places, Ports, Subject, attribute, names};
 use crate::about::metrics;
-use crate::text::{Name, value};
+use crate::sock_diag::{
+    self, CONNECTED, ID, LISTEN, Message, Messages, NLM_F_REQUEST, SOCK_DIAG_BY_FAMILY, Socket, refused,
+    request, u32_at, u64_at,
+};
+use crate::text::value;
 use crate::{About, Nanos, ObjectId, Rows};
 use nix::errno::Errno;
-use nix::libc;
-use nix::sched::{CloneFlags, setns};
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, connect, recv, send, setsockopt,
-    socket, sockopt,
-};
-use nix::sys::time::TimeVal;
+use nix::sys::socket::{MsgFlags, recv, send};
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 metrics! {
@@ -82,25 +79,6 @@ const AT_ONCE: usize = 64;
 /// More ports than this are not filtered by the kernel.
 const FILTERED: usize = 64;
 
-/// `include/uapi/linux/sock_diag.h`, `inet_diag.h` and `netlink.h`.
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const INET_DIAG_INFO: u16 = 2;
-const INET_DIAG_REQ_BYTECODE: u16 = 1;
-const NLM_F_REQUEST: u16 = 1;
-const NLM_F_DUMP: u16 = 0x300;
-const ERROR: u16 = 2;
-const DONE: u16 = 3;
-/// Of `struct nlmsghdr`, `struct inet_diag_req_v2` and `struct inet_diag_msg`.
-const HEADER: usize = 16;
-const REQUEST: usize = 56;
-const MESSAGE: usize = 72;
-/// Of `struct inet_diag_sockid`, and where it stands in `inet_diag_msg`.
-const ID: usize = 48;
-const MESSAGE_ID: usize = 4;
-/// `TCP_ESTABLISHED`, `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2`, `TCP_CLOSE_WAIT`; and `TCP_LISTEN`
-/// (`include/net/tcp_states.h`).
-const CONNECTED: u32 = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8;
-const LISTEN: u32 = 1 << 10;
 /// `INET_DIAG_BC_S_EQ`, `INET_DIAG_BC_D_EQ` and `INET_DIAG_BC_JMP`.
 const LOCAL_IS: u8 = 11;
 const REMOTE_IS: u8 = 12;
@@ -153,8 +131,8 @@ pub(super) struct Tcp {
 impl Tcp {
     pub(super) fn open(places: &Places, subject: &Subject, ports: &Arc<Mutex<Ports>>) -> Result<Tcp, Lack> {
         let kernel = match subject.pid {
-            None => open_socket().map_err(|e| refused(&e))?,
-            Some(pid) => in_namespace_of(&places.proc, pid)?,
+            None => sock_diag::open().map_err(|e| refused(&e))?,
+            Some(pid) => sock_diag::open_in_namespace_of(&places.proc, pid)?,
         };
         Ok(Tcp {
             kernel,
@@ -179,9 +157,9 @@ impl Tcp {
             wanted.local.extend(target_ports(&self.places.sys));
             return Ok(wanted);
         };
-        let own = sockets(&self.places.proc.join(format!("{pid}/fd")));
+        let own = sock_diag::sockets_of(&self.places.proc, pid);
         let mut listening = BTreeSet::new();
-        dump(&self.kernel, &mut self.buffer, LISTEN, &[], &mut |socket| {
+        sock_diag::dump(&self.kernel, &mut self.buffer, LISTEN, &[], &mut |socket| {
             if own.contains(&socket.inode()) {
                 listening.insert(socket.port(0));
             }
@@ -216,10 +194,10 @@ impl Tcp {
                 connections.push(Connection { family: socket.family(), id, object });
             }
         };
-        let dumped = match dump(&self.kernel, &mut self.buffer, CONNECTED, &filter, &mut take) {
+        let dumped = match sock_diag::dump(&self.kernel, &mut self.buffer, CONNECTED, &filter, &mut take) {
             Err(Errno::EINVAL) if !filter.is_empty() => {
                 self.unfiltered = true;
-                dump(&self.kernel, &mut self.buffer, CONNECTED, &[], &mut take)
+                sock_diag::dump(&self.kernel, &mut self.buffer, CONNECTED, &[], &mut take)
             }
             dumped => dumped,
         };
@@ -260,7 +238,7 @@ impl Tcp {
                     let Message { kind: SOCK_DIAG_BY_FAMILY, sequence, body } = message else { continue };
                     let known = sequence.checked_sub(first).and_then(|n| some.get(n as usize));
                     if let (Some(connection), Some(socket)) = (known, Socket::of(body)) {
-                        socket.rows(connection.object, rows);
+                        put(&socket, connection.object, rows);
                     }
                 }
             }
@@ -279,46 +257,6 @@ impl Collector for Tcp {
             self.look(rows)?;
         }
         self.ask(rows).map_err(|e| refused(&e))
-    }
-}
-
-fn refused(error: &Errno) -> Lack {
-    Lack(format!("sock_diag: {error} (the kernel needs CONFIG_INET_DIAG and CONFIG_INET_TCP_DIAG)"))
-}
-
-fn open_socket() -> nix::Result<OwnedFd> {
-    let kernel = socket(
-        AddressFamily::Netlink,
-        SockType::Datagram,
-        SockFlag::SOCK_CLOEXEC,
-        SockProtocol::NetlinkSockDiag,
-    )?;
-    connect(kernel.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
-    setsockopt(&kernel, sockopt::ReceiveTimeout, &TimeVal::new(1, 0))?;
-    Ok(kernel)
-}
-
-/// A socket that sees the connections that a process sees. A thread of its own goes into the process's network
-/// namespace, and ends.
-fn in_namespace_of(proc: &Path, pid: u32) -> Result<OwnedFd, Lack> {
-    let path = proc.join(format!("{pid}/ns/net"));
-    let theirs = std::fs::File::open(&path).map_err(|e| Lack::of(&path, &e))?;
-    let same = |path: &Path| std::fs::read_link(path).ok();
-    let stay = same(&path) == same(&proc.join("thread-self/ns/net"));
-    let opened = std::thread::scope(|scope| {
-        scope
-            .spawn(|| {
-                if !stay {
-                    setns(&theirs, CloneFlags::CLONE_NEWNET)?;
-                }
-                open_socket()
-            })
-            .join()
-    });
-    match opened {
-        Ok(Ok(kernel)) => Ok(kernel),
-        Ok(Err(error)) => Err(refused(&error)),
-        Err(_) => Err(Lack("sock_diag: could not be opened".to_owned())),
     }
 }
 
@@ -342,20 +280,6 @@ fn target_ports(sys: &Path) -> Vec<u16> {
         .iter()
         .filter(|name| attribute(&folder.join(name).join("addr_trtype")) == "tcp")
         .filter_map(|name| attribute(&folder.join(name).join("addr_trsvcid")).parse().ok())
-        .collect()
-}
-
-/// The inodes of a process's sockets.
-fn sockets(folder: &Path) -> BTreeSet<u32> {
-    let inode = |path: PathBuf| {
-        let target = std::fs::read_link(path).ok()?;
-        target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
-    };
-    std::fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| inode(entry.path()))
         .collect()
 }
 
@@ -389,184 +313,30 @@ fn filter(wanted: &Wanted) -> Vec<u8> {
     code
 }
 
-fn request(into: &mut Vec<u8>, family: u8, states: u32, flags: u16, sequence: u32, id: &[u8; ID]) {
-    let length = u32::try_from(HEADER + REQUEST).unwrap_or(0);
-    into.extend(length.to_ne_bytes());
-    into.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    into.extend(flags.to_ne_bytes());
-    into.extend(sequence.to_ne_bytes());
-    into.extend([0; 4]);
-    into.extend([family, libc::IPPROTO_TCP as u8, 1 << (INET_DIAG_INFO - 1), 0]);
-    into.extend(states.to_ne_bytes());
-    into.extend(id);
-}
-
-/// Hands over every TCP socket in one of the states that the filter takes.
-fn dump(
-    kernel: &OwnedFd,
-    buffer: &mut [u8],
-    states: u32,
-    filter: &[u8],
-    take: &mut dyn FnMut(&Socket<'_>),
-) -> nix::Result<()> {
-    for family in [libc::AF_INET, libc::AF_INET6] {
-        let mut bytes = Vec::new();
-        let flags = NLM_F_REQUEST | NLM_F_DUMP;
-        request(&mut bytes, u8::try_from(family).unwrap_or(0), states, flags, 0, &[0; ID]);
-        if !filter.is_empty() {
-            bytes.extend(u16::try_from(filter.len() + 4).unwrap_or(0).to_ne_bytes());
-            bytes.extend(INET_DIAG_REQ_BYTECODE.to_ne_bytes());
-            bytes.extend(filter);
-            let length = u32::try_from(bytes.len()).unwrap_or(0).to_ne_bytes();
-            if let Some(place) = bytes.get_mut(..4) {
-                place.copy_from_slice(&length);
-            }
-        }
-        send(kernel.as_raw_fd(), &bytes, MsgFlags::empty())?;
-        'dump: loop {
-            let n = match recv(kernel.as_raw_fd(), buffer, MsgFlags::empty()) {
-                Err(Errno::EINTR) => continue,
-                received => received?,
-            };
-            if n == 0 {
-                return Err(Errno::EIO);
-            }
-            for message in Messages(buffer.get(..n).unwrap_or_default()) {
-                match message.kind {
-                    DONE => break 'dump,
-                    ERROR => {
-                        let code = u32_at(message.body, 0).unwrap_or(0).cast_signed();
-                        return Err(Errno::from_raw(code.saturating_neg()));
-                    }
-                    SOCK_DIAG_BY_FAMILY => {
-                        if let Some(socket) = Socket::of(message.body) {
-                            take(&socket);
-                        }
-                    }
-                    _ => {}
-                }
-            }
+/// What is known of a connection.
+fn put(socket: &Socket<'_>, object: ObjectId, rows: &mut Rows) {
+    for (metric, at) in [(M::ReceiveQueue, 56), (M::SendQueue, 60)] {
+        if let Some(n) = u32_at(socket.message, at) {
+            rows.put(object, metric, f64::from(n));
         }
     }
-    Ok(())
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
-}
-
-/// One netlink message.
-#[derive(Debug)]
-struct Message<'a> {
-    kind: u16,
-    sequence: u32,
-    body: &'a [u8],
-}
-
-/// The messages of one datagram. It ends at one that is cut.
-#[derive(Debug)]
-struct Messages<'a>(&'a [u8]);
-
-impl<'a> Iterator for Messages<'a> {
-    type Item = Message<'a>;
-
-    fn next(&mut self) -> Option<Message<'a>> {
-        let (length, kind) = (u32_at(self.0, 0)? as usize, u16_at(self.0, 4)?);
-        let sequence = u32_at(self.0, 8)?;
-        let body = self.0.get(HEADER..length)?;
-        self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some(Message { kind, sequence, body })
-    }
-}
-
-/// `struct inet_diag_msg` and what `struct tcp_info` (`include/uapi/linux/tcp.h`) follows it, which newer kernels make
-/// longer.
-#[derive(Debug)]
-struct Socket<'a> {
-    message: &'a [u8],
-    info: &'a [u8],
-}
-
-impl<'a> Socket<'a> {
-    fn of(body: &'a [u8]) -> Option<Socket<'a>> {
-        let message = body.get(..MESSAGE)?;
-        let mut attributes = body.get(MESSAGE..)?;
-        let mut info: &[u8] = &[];
-        while let (Some(length), Some(kind)) = (u16_at(attributes, 0), u16_at(attributes, 2)) {
-            let Some(attribute) = attributes.get(4..usize::from(length)) else { break };
-            if kind == INET_DIAG_INFO {
-                info = attribute;
-            }
-            attributes = attributes.get(usize::from(length).next_multiple_of(4)..).unwrap_or_default();
+    for (metric, at) in [(M::State, 1usize), (M::Backoff, 4)] {
+        if let Some(n) = socket.info.get(at) {
+            rows.put(object, metric, f64::from(*n));
         }
-        Some(Socket { message, info })
     }
-
-    fn family(&self) -> u8 {
-        self.message.first().copied().unwrap_or(0)
-    }
-
-    fn id(&self) -> Option<[u8; ID]> {
-        self.message.get(MESSAGE_ID..MESSAGE_ID + ID)?.try_into().ok()
-    }
-
-    fn inode(&self) -> u32 {
-        u32_at(self.message, 68).unwrap_or(0)
-    }
-
-    /// The local port (at 0) or the remote one (at 2), which are big-endian.
-    fn port(&self, at: usize) -> u16 {
-        u16_at(self.message, MESSAGE_ID + at).map_or(0, u16::from_be)
-    }
-
-    fn end(&self, port: usize, address: usize) -> SocketAddr {
-        let bytes = |length: usize| self.message.get(MESSAGE_ID + address..MESSAGE_ID + address + length);
-        let ip = if i32::from(self.family()) == libc::AF_INET6 {
-            let octets: [u8; 16] = bytes(16).and_then(|b| b.try_into().ok()).unwrap_or_default();
-            Ipv6Addr::from(octets).to_canonical()
-        } else {
-            let octets: [u8; 4] = bytes(4).and_then(|b| b.try_into().ok()).unwrap_or_default();
-            IpAddr::from(Ipv4Addr::from(octets))
-        };
-        SocketAddr::new(ip, self.port(port))
-    }
-
-    fn name(&self) -> Name {
-        Name::of(format_args!("{}>{}", self.end(0, 4), self.end(2, 20)))
-    }
-
-    fn rows(&self, object: ObjectId, rows: &mut Rows) {
-        for (metric, at) in [(M::ReceiveQueue, 56), (M::SendQueue, 60)] {
-            if let Some(n) = u32_at(self.message, at) {
-                rows.put(object, metric, f64::from(n));
-            }
+    for (metric, at) in INFO_32 {
+        if let Some(n) = u32_at(socket.info, at) {
+            rows.put(object, metric, f64::from(n));
         }
-        for (metric, at) in [(M::State, 1usize), (M::Backoff, 4)] {
-            if let Some(n) = self.info.get(at) {
-                rows.put(object, metric, f64::from(*n));
-            }
-        }
-        for (metric, at) in INFO_32 {
-            if let Some(n) = u32_at(self.info, at) {
-                rows.put(object, metric, f64::from(n));
-            }
-        }
-        // "No sample yet" is all ones.
-        if let Some(n) = u32_at(self.info, 148).filter(|n| *n != u32::MAX) {
-            rows.put(object, M::MinRtt, f64::from(n));
-        }
-        for (metric, at) in INFO_64 {
-            if let Some(n) = u64_at(self.info, at).filter(|n| *n != u64::MAX) {
-                rows.put(object, metric, value(n));
-            }
+    }
+    // "No sample yet" is all ones.
+    if let Some(n) = u32_at(socket.info, 148).filter(|n| *n != u32::MAX) {
+        rows.put(object, M::MinRtt, f64::from(n));
+    }
+    for (metric, at) in INFO_64 {
+        if let Some(n) = u64_at(socket.info, at).filter(|n| *n != u64::MAX) {
+            rows.put(object, metric, value(n));
         }
     }
 }
@@ -610,8 +380,9 @@ const INFO_64: [(M, usize); 9] = [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collect::fixture::put;
+    use crate::collect::fixture;
     use crate::rows::tests::{key, values};
+    use crate::sock_diag::{HEADER, MESSAGE};
     use proptest::prelude::*;
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
@@ -692,7 +463,7 @@ mod tests {
     #[test]
     fn the_kernel_s_host_and_target_name_their_ports() {
         let root = tempfile::tempdir().unwrap();
-        let sys = |path: &str, text: &str| put(root.path(), path, text);
+        let sys = |path: &str, text: &str| fixture::put(root.path(), path, text);
         sys("class/nvme/nvme0/transport", "pcie\n");
         sys("class/nvme/nvme0/address", "0000:01:00.0\n");
         sys("class/nvme/nvme1/transport", "tcp\n");
@@ -727,7 +498,7 @@ mod tests {
             for message in Messages(&message) {
                 if let Some(socket) = Socket::of(message.body) {
                     let object = rows.object(socket.name().as_str()).unwrap();
-                    socket.rows(object, &mut rows);
+                    put(&socket, object, &mut rows);
                     let _ = (socket.id(), socket.inode());
                 }
             }
@@ -741,7 +512,7 @@ mod tests {
                 let socket = Socket { message: &[0; MESSAGE], info };
                 crate::rows::tests::sampled(&ABOUT, |rows| {
                     let object = rows.object("x").unwrap();
-                    socket.rows(object, rows);
+                    put(&socket, object, rows);
                 })
             };
             let whole = of(&info);
