@@ -4,7 +4,7 @@
 use crate::exit;
 use crate::live::Show;
 use crate::screen::{Press, Screen};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use joiner::live::{Live, LiveView, Over};
 use ratatui::Terminal;
 use ratatui::backend::TermionBackend;
@@ -78,6 +78,10 @@ impl OnTerminal {
     }
 
     fn draw(&mut self) -> Result<()> {
+        // A thread that panicked has given the terminal back and told why on it, which drawing would hide.
+        if TAKEN.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
+            bail!("a part of the program failed, and with it the screen");
+        }
         if let Some(view) = &self.view {
             let screen = &mut self.screen;
             self.terminal.draw(|frame| screen.draw(frame, view)).context("draw on the terminal")?;
@@ -167,5 +171,74 @@ impl Show for OnTerminal {
             return Some("ended by a key");
         }
         (self.left == Some(0)).then_some("as many intervals as were asked for")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::OnTerminal;
+    use crate::live::Show;
+    use joiner::live::{Live, LiveOptions};
+    use run_format::{Kind, Manifest, Side, monotonic_now};
+    use std::process::{Command, Stdio};
+
+    /// Not a test: what [`a_panic_gives_the_terminal_back`] runs on a terminal.
+    #[test]
+    #[ignore = "panics, on a terminal of its own: run by another test"]
+    fn panics_on_a_terminal() {
+        let Ok(thread) = std::env::var("FABSCOPE_TEST_PANICS_ON") else { return };
+        let mut screen = OnTerminal::take(None).unwrap();
+        let live = Live::new(Side::Target, LiveOptions::default(), monotonic_now());
+        let manifest = Manifest::begun(Side::Target, Kind::Spdk, "0");
+        screen.news(&live, &manifest).unwrap();
+        if thread == "another" {
+            std::thread::spawn(|| panic!("in the middle")).join().unwrap_err();
+            let error = screen.news(&live, &manifest).unwrap_err();
+            assert!(error.to_string().contains("a part of the program failed"), "{error}");
+            return;
+        }
+        panic!("in the middle");
+    }
+
+    #[test]
+    fn a_panic_gives_the_terminal_back() {
+        if Command::new("script").arg("--version").stdout(Stdio::null()).status().is_err() {
+            eprintln!("skipped: there is no script(1), which makes a terminal");
+            return;
+        }
+        for (thread, code) in [("its own", "101"), ("another", "0")] {
+            let here = tempfile::tempdir().unwrap();
+            let at = |name: &str| here.path().join(name).display().to_string();
+            let run = format!(
+                "stty -g > {}; {} --ignored --exact terminal::tests::panics_on_a_terminal --nocapture --test-threads=1; echo $? > {}; stty -g > {}",
+                at("before"),
+                std::env::current_exe().unwrap().display(),
+                at("code"),
+                at("after")
+            );
+            let status = Command::new("script")
+                .args(["-q", "-f", "-c", &run, &at("typescript")])
+                .envs([("TERM", "xterm-256color"), ("FABSCOPE_TEST_PANICS_ON", thread)])
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .status();
+            assert!(status.unwrap().success());
+            let read = |name: &str| {
+                String::from_utf8_lossy(&std::fs::read(at(name)).unwrap_or_default()).into_owned()
+            };
+            let shown = read("typescript");
+            assert_eq!(read("code").trim(), code, "{shown}");
+            assert!(!read("before").is_empty() && read("before") == read("after"), "{shown}");
+            // The other screen, the cursor gone; back, and only then what went wrong.
+            let at = |text: &str| shown.find(text).unwrap_or_else(|| panic!("{text:?} in {shown:?}"));
+            assert!(at("\u{1b}[?1049h") < at("\u{1b}[?1049l"), "{shown:?}");
+            assert!(at("\u{1b}[?25h") < at("in the middle"), "{shown:?}");
+            assert_eq!(shown.rfind("\u{1b}[?1049l"), shown.find("\u{1b}[?1049l"), "{shown:?}");
+            assert_eq!(
+                shown.rfind("\u{1b}[?25l"),
+                shown[..at("\u{1b}[?1049l")].rfind("\u{1b}[?25l"),
+                "{shown:?}"
+            );
+        }
     }
 }

@@ -10,6 +10,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use support::disk::Tmpfs;
 use support::recorded::{copy, data};
 use support::{FABSCOPE, Outcome, Process, SOON, fabscope, outcome};
 
@@ -181,8 +182,7 @@ fn ended(signal: Signal) -> Result<()> {
     ensure!(rest["done_before"] == done && rest["done_now"] == DAYS - done, "{done}: {rest:#}");
     outcome(&mut batch(&[&lab_, Path::new("-o"), &whole]))?.expect(0, &[])?;
     ensure!(fs::read(out.join("batch.parquet"))? == fs::read(whole.join("batch.parquet"))?);
-    let left: Vec<_> = fs::read_dir(out.join("results"))?.filter_map(|e| Some(e.ok()?.path())).collect();
-    ensure!(left.iter().all(|p| p.extension().is_none_or(|e| e != "tmp")), "{left:?}");
+    ensure!(left_over(&out).is_empty(), "{:?}", left_over(&out));
     Ok(())
 }
 
@@ -194,6 +194,230 @@ fn ended_by_ctrl_c_it_goes_on_from_there() -> Result<()> {
 #[test]
 fn killed_it_goes_on_from_there() -> Result<()> {
     ended(Signal::SIGKILL)
+}
+
+/// What a batch left besides results, its lock and its note of the table.
+fn left_over(out: &Path) -> Vec<std::path::PathBuf> {
+    let both = [out.to_owned(), out.join("results")];
+    let entries = both.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
+    entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "tmp")).collect()
+}
+
+#[test]
+fn a_full_disk_and_one_that_is_read_only_end_it_and_it_goes_on_from_there() -> Result<()> {
+    const DAYS: u64 = 30;
+    let here = tempfile::tempdir()?;
+    let lab_ = here.path().join("lab");
+    lab(&lab_, DAYS)?;
+    let Some(disk) = Tmpfs::mount(&here.path().join("disk"), 128)? else { return Ok(()) };
+    let out = here.path().join("disk/out");
+    let run = || outcome(batch(&[&lab_, Path::new("-o"), &out]).args(["--format", "json"]));
+    let full = run()?.expect(1, &["disk/out", "No space left on device"])?;
+    ensure!(full.stdout.is_empty(), "{full:?}");
+    let kept = results(&out) as u64;
+    ensure!((1..DAYS).contains(&kept), "{kept} results");
+    ensure!(left_over(&out).is_empty() && !out.join("batch.parquet").exists(), "{:?}", left_over(&out));
+    // With the disk as full as it was, nothing gets worse.
+    run()?.expect(1, &["No space left on device"])?;
+    ensure!(results(&out) as u64 >= kept);
+    disk.remount("size=65536k")?;
+    let told = json(&run()?.expect(0, &[])?)?;
+    ensure!(told["pairs"] == DAYS && told["done_before"].as_u64() >= Some(kept), "{told:#}");
+    let table = fs::read(out.join("batch.parquet"))?;
+    let whole = here.path().join("whole");
+    outcome(&mut batch(&[&lab_, Path::new("-o"), &whole]))?.expect(0, &[])?;
+    ensure!(fs::read(whole.join("batch.parquet"))? == table);
+
+    disk.remount("ro")?;
+    run()?.expect(1, &["disk/out", "Read-only file system"])?;
+    ensure!(fs::read(out.join("batch.parquet"))? == table && results(&out) as u64 == DAYS);
+    disk.remount("rw")?;
+    ensure!(json(&run()?.expect(0, &[])?)?["done_now"] == 0);
+    Ok(())
+}
+
+#[test]
+fn thousands_of_foreign_files_and_folders_are_walked_past() -> Result<()> {
+    let here = tempfile::tempdir()?;
+    let (lab_, out) = (here.path().join("lab"), here.path().join("out"));
+    lab(&lab_, 2)?;
+    for n in 0..3_000 {
+        fs::write(lab_.join(format!("{n}.log")), "x")?;
+        fs::create_dir(lab_.join(format!("job-{n}")))?;
+        std::os::unix::fs::symlink(format!("{n}.log"), lab_.join(format!("latest-{n}")))?;
+        fs::write(lab_.join(format!("job-{n}/run.txt")), "x")?;
+    }
+    // Another program's file of this name, longer than any manifest; it takes no room on the disk.
+    fs::File::create(lab_.join("job-1/run.json"))?.set_len(1 << 40)?;
+    let told = outcome(batch(&[&lab_, Path::new("-o"), &out]).args(["--format", "json"]))?.expect(0, &[])?;
+    let told = json(&told)?;
+    ensure!(told["pairs"] == 2 && told["skipped"].as_array().is_some_and(|s| s.len() == 1), "{told:#}");
+    ensure!(told["skipped"][0]["why"].as_str().is_some_and(|w| w.contains("longer than 64 MiB")), "{told:#}");
+    Ok(())
+}
+
+/// Runs that recorders left which were killed, at any moment.
+#[test]
+fn half_written_runs_are_read_as_far_as_they_go_or_told() -> Result<()> {
+    let here = tempfile::tempdir()?;
+    let (lab_, out) = (here.path().join("lab"), here.path().join("out"));
+    let day = |name: &str, day: u64| -> Result<std::path::PathBuf> {
+        on_day("spdk-26.05", &lab_.join(name), day)?;
+        Ok(lab_.join(name))
+    };
+    // Open: neither its end nor its counters were written, and a segment is still aside.
+    let open = day("open", 0)?;
+    for side in ["host.run", "target.run"] {
+        change(&open.join(side), |m| {
+            m["state"] = "open".into();
+            (m["counters"]["seen"], m["counters"]["recorded"]) = (0.into(), 0.into());
+            m["window"]["end_ns"] = m["window"]["start_ns"].clone();
+        })?;
+        fs::write(open.join(side).join("commands/.000009.parquet.tmp"), "PAR1")?;
+    }
+    let no_commands = day("no-commands", 1)?;
+    fs::remove_dir_all(no_commands.join("target.run/commands"))?;
+    let no_queues = day("no-queues", 2)?;
+    fs::remove_dir_all(no_queues.join("host.run/queues"))?;
+    let nothing = day("nothing", 3)?;
+    fs::write(nothing.join("host.run/run.json"), "")?;
+    let half = day("half", 4)?;
+    let text = fs::read(half.join("target.run/run.json"))?;
+    fs::write(half.join("target.run/run.json"), &text[..text.len() / 2])?;
+    let zero = day("zero", 5)?;
+    for file in fs::read_dir(zero.join("host.run/commands"))? {
+        fs::File::create(file?.path())?;
+    }
+    let told = outcome(batch(&[&lab_, Path::new("-o"), &out]).args(["--format", "json"]))?.expect(0, &[])?;
+    let told = json(&told)?;
+    let skipped = told["skipped"].as_array().context("skipped")?;
+    for (name, why) in [
+        ("no-commands", "no commands"),
+        ("no-queues", ""),
+        ("nothing/host.run", "damaged"),
+        ("half/target.run", "damaged"),
+        ("zero", ""),
+    ] {
+        let of = |s: &&Value| s["path"].as_str().is_some_and(|p| p.contains(name));
+        let found = skipped.iter().find(of).with_context(|| format!("{name}: {told:#}"))?;
+        ensure!(found["why"].as_str().is_some_and(|w| w.contains(why) && !w.is_empty()), "{found}");
+    }
+    // The open pair, and the other sides of those whose manifest is cut.
+    ensure!(told["pairs"] == 1 && told["one_sided"] == 2 && skipped.len() == 5, "{told:#}");
+    Ok(())
+}
+
+#[test]
+fn linked_and_nested_runs_are_found_once_and_paired_where_they_lie() -> Result<()> {
+    let here = tempfile::tempdir()?;
+    let at = |name: &str| here.path().join(name);
+    // Each machine has its own folder, and a folder of links says which belong together: their wall clocks do not.
+    for (n, name) in ["spdk-24.09", "spdk-26.05"].into_iter().enumerate() {
+        on_day(name, &at(&format!("made/{n}")), n as u64)?;
+        let pair = at(&format!("lab/pairs/{n}"));
+        fs::create_dir_all(&pair)?;
+        for (folder, side, late) in [("hosts", "host.run", 0), ("targets", "target.run", 7)] {
+            fs::create_dir_all(at(&format!("lab/{folder}")))?;
+            let to = at(&format!("lab/{folder}/{n}"));
+            fs::rename(at(&format!("made/{n}/{side}")), &to)?;
+            change(&to, |m| {
+                for clock in m["clocks"].as_array_mut().into_iter().flatten() {
+                    let at = clock["realtime_ns"].as_u64().unwrap_or(0);
+                    clock["realtime_ns"] = (at + late * 3_600_000_000_000).into();
+                }
+            })?;
+            std::os::unix::fs::symlink(format!("../../{folder}/{n}"), pair.join(side))?;
+        }
+    }
+    // A pair within a run, ten folders down, and the whole lab by a link.
+    on_day("spdk-26.05", &at("lab/hosts/0/more/a/b/c/d/e/f/g/h"), 5)?;
+    std::os::unix::fs::symlink("lab", at("link"))?;
+    for (directory, out) in [("lab", "out"), ("link", "out-of-link")] {
+        let mut command = batch(&[&at(directory), &at("lab/pairs"), Path::new("-o"), &at(out)]);
+        let told = json(&outcome(command.args(["--format", "json"]))?.expect(0, &[])?)?;
+        ensure!(told["pairs"] == 3 && told["one_sided"] == 0 && told["runs"] == 6, "{told:#}");
+        ensure!(told["skipped"].as_array().is_some_and(Vec::is_empty), "{told:#}");
+    }
+    Ok(())
+}
+
+/// A reader takes its own version and older ones; what a newer one wrote is told with its version.
+#[test]
+fn older_formats_are_read_and_newer_ones_are_refused_by_name() -> Result<()> {
+    let here = tempfile::tempdir()?;
+    let (lab_, out) = (here.path().join("lab"), here.path().join("out"));
+    lab(&lab_, 3)?;
+    for side in ["host.run", "target.run"] {
+        // As the first recorders wrote it.
+        change(&lab_.join("000").join(side), |m| {
+            let fields = m.as_object_mut();
+            let later = ["windows", "overhead", "price", "telemetry", "events", "labels", "workload"];
+            fields.into_iter().for_each(|fields| later.iter().for_each(|of| drop(fields.remove(*of))));
+        })?;
+        let _ = fs::remove_dir_all(lab_.join("000").join(side).join("telemetry"));
+        change(&lab_.join("001").join(side), |m| m["format"] = "fabscope-run/2".into())?;
+    }
+    change(&lab_.join("002/host.run"), |m| m["format"] = "fabscope-run/11".into())?;
+    let run = |format: &str| outcome(batch(&[&lab_, Path::new("-o"), &out]).args(["--format", format]));
+    let told = json(&run("json")?.expect(0, &[])?)?;
+    ensure!(told["pairs"] == 1 && told["one_sided"] == 1, "{told:#}");
+    let text = run("table")?.expect(0, &[])?.stdout;
+    for part in ["skipped 3", "001/host.run: has format fabscope-run/2, newer than", "fabscope-run/11"] {
+        ensure!(text.contains(part), "{part:?} was expected: {text}");
+    }
+    // Of newer ones alone there is too little to say.
+    outcome(&mut batch(&[&lab_.join("001"), Path::new("-o"), &here.path().join("none")]))?
+        .expect(4, &["fabscope-run/2"])?;
+    Ok(())
+}
+
+#[test]
+fn ctrl_c_ends_one_that_waits_for_another() -> Result<()> {
+    let here = tempfile::tempdir()?;
+    let (lab_, out) = (here.path().join("lab"), here.path().join("out"));
+    lab(&lab_, 1)?;
+    fs::create_dir_all(out.join("results"))?;
+    let lock = fs::File::create(out.join("results/lock"))?;
+    lock.lock()?;
+    let error = here.path().join("stderr");
+    let mut command = batch(&[&lab_, Path::new("-o"), &out]);
+    let mut process = Process::start(command.stdout(Stdio::null()).stderr(fs::File::create(&error)?))?;
+    let deadline = Instant::now() + SOON;
+    while !fs::read_to_string(&error)?.contains("another batch works on it") {
+        ensure!(Instant::now() < deadline && process.ended()?.is_none(), "{}", fs::read_to_string(&error)?);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    process.signal(Signal::SIGINT)?;
+    ensure!(process.wait(SOON)?.code() == Some(1));
+    let said = fs::read_to_string(&error)?;
+    ensure!(said.contains("ended by a signal before it joined a pair of runs"), "{said}");
+    drop(lock);
+    outcome(&mut command)?.expect(0, &[])?;
+    Ok(())
+}
+
+#[test]
+fn pairs_that_were_done_elsewhere_count() -> Result<()> {
+    let here = tempfile::tempdir()?;
+    let (lab_, out, whole) = (here.path().join("lab"), here.path().join("out"), here.path().join("whole"));
+    lab(&lab_, 4)?;
+    fs::create_dir_all(out.join("results"))?;
+    for day in 0..3 {
+        let part = here.path().join(format!("part-{day}"));
+        outcome(&mut batch(&[&lab_.join(format!("{day:03}")), Path::new("-o"), &part]))?.expect(0, &[])?;
+        for entry in fs::read_dir(part.join("results"))? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|e| e == "pair") {
+                fs::copy(&path, out.join("results").join(path.file_name().context("a name")?))?;
+            }
+        }
+    }
+    let told =
+        json(&outcome(batch(&[&lab_, Path::new("-o"), &out]).args(["--format", "json"]))?.expect(0, &[])?)?;
+    ensure!(told["done_before"] == 3 && told["done_now"] == 1, "{told:#}");
+    outcome(&mut batch(&[&lab_, Path::new("-o"), &whole]))?.expect(0, &[])?;
+    ensure!(fs::read(out.join("batch.parquet"))? == fs::read(whole.join("batch.parquet"))?);
+    Ok(())
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
+use support::disk::Tmpfs;
 use support::load::{self, Load};
 use support::{FABSCOPE, Outcome, Pair, Recording, Rows, fabscope, outcome};
 
@@ -216,29 +217,6 @@ fn what_is_there_is_replaced_only_when_told_so_and_only_a_run() -> Result<()> {
     Ok(())
 }
 
-/// A small file system in memory, unmounted when this is dropped.
-struct Tmpfs(std::path::PathBuf);
-
-impl Tmpfs {
-    fn mount(at: &Path, kib: u32) -> Result<Option<Tmpfs>> {
-        fs::create_dir(at)?;
-        let mounted = outcome(
-            Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={kib}k"), "none"]).arg(at),
-        )?;
-        if mounted.code != Some(0) {
-            support::skipped(&format!("a tmpfs can not be mounted here: {}", mounted.stderr.trim()));
-            return Ok(None);
-        }
-        Ok(Some(Tmpfs(at.to_owned())))
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = outcome(Command::new("umount").arg(&self.0));
-    }
-}
-
 #[test]
 fn a_full_disk_ends_the_recording_and_what_is_written_reads() -> Result<()> {
     if !support::can_trace() {
@@ -249,7 +227,7 @@ fn a_full_disk_ends_the_recording_and_what_is_written_reads() -> Result<()> {
     // It holds a second of the fastest such load, so that something is written, and no minute of a slow one.
     let Some(disk) = Tmpfs::mount(&here.path().join("disk"), 2048)? else { return Ok(()) };
     let load = Load::running("randread", 1, 60 * SECOND)?;
-    let run = disk.0.join("target.run");
+    let run = disk.path().join("target.run");
     record("target", load.target.pid(), &run, &["-d", "50s"])?
         .expect(1, &["No space left on device", "target.run"])?;
     let opened = Run::open(&run)?;

@@ -4,76 +4,24 @@
 
 mod support;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use standin::{Initiator, Target};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
+use support::live::{Live, address, ask, lines, scrape, sum};
 use support::load::{Load, against};
 use support::{FABSCOPE, Process, SOON, can_trace, fabscope, schema, skipped, turn};
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// A live view under way, in a directory of its own.
-#[derive(Debug)]
-struct Live {
-    process: Process,
-    home: PathBuf,
-}
-
-impl Live {
-    fn start(home: &Path, subcommand: &str, pid: u32, more: &[&str]) -> Result<Live> {
-        fs::create_dir_all(home.join("work"))?;
-        let process = Process::start(
-            Command::new(FABSCOPE)
-                .args([subcommand, "target", "--spdk", &pid.to_string()])
-                .args(more)
-                .current_dir(home.join("work"))
-                .stdout(File::create(home.join("out"))?)
-                .stderr(File::create(home.join("err"))?),
-        )?;
-        Ok(Live { process, home: home.to_owned() })
-    }
-
-    fn out(&self) -> String {
-        fs::read_to_string(self.home.join("out")).unwrap_or_default()
-    }
-
-    fn err(&self) -> String {
-        fs::read_to_string(self.home.join("err")).unwrap_or_default()
-    }
-
-    /// Waits until what it wrote to one of its outputs is as it should be.
-    fn until(&mut self, what: impl Fn(&Live) -> bool) -> Result<()> {
-        let deadline = Instant::now() + SOON;
-        while !what(self) {
-            if let Some(status) = self.process.ended()? {
-                bail!("it ended ({status}): {} {}", self.out(), self.err());
-            }
-            ensure!(Instant::now() < deadline, "it does not come: {} {}", self.out(), self.err());
-            thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
-    }
-
-    /// Waits for a good end, and that nothing was left behind.
-    fn ended(mut self) -> Result<(String, String)> {
-        let status = self.process.wait(SOON)?;
-        ensure!(status.success(), "{status}: {}", self.err());
-        let left: Vec<_> =
-            fs::read_dir(self.home.join("work"))?.flatten().map(|entry| entry.path()).collect();
-        ensure!(left.is_empty(), "it left {left:?}");
-        Ok((self.out(), self.err()))
-    }
-}
 
 /// A load that does nothing but what its summary counts: it neither prepares nor checks.
 fn plain_load(duration: Duration) -> Result<Load> {
@@ -83,14 +31,6 @@ fn plain_load(duration: Duration) -> Result<Load> {
     let arguments = ["--connect", &address, "--rw", "randrw", "--queue-depth", "4", "--duration", &duration];
     let initiator = Initiator::spawn(arguments)?;
     Ok(Load { target, initiator })
-}
-
-fn lines(out: &str) -> Result<Vec<Value>> {
-    let mut lines = Vec::new();
-    for line in out.lines() {
-        lines.push(serde_json::from_str(line).with_context(|| line.to_owned())?);
-    }
-    Ok(lines)
 }
 
 /// Commands since the start, of all classes.
@@ -109,7 +49,8 @@ fn lines_are_what_their_schema_says_and_count_every_command() -> Result<()> {
     let schema: Value = serde_json::from_str(&fabscope(["schema", "watch"])?.expect(0, &[])?.stdout)?;
     let mut load = plain_load(4 * SECOND)?;
     let pid = load.target.pid();
-    let mut live = Live::start(home.path(), "watch", pid, &["--format", "json", "--interval", "500ms"])?;
+    let mut live =
+        Live::start(home.path(), "watch", "target", pid, &["--format", "json", "--interval", "500ms"])?;
     // All probes are in place with the first line.
     live.until(|live| live.out().contains('\n'))?;
     load.initiator.start()?;
@@ -155,7 +96,7 @@ fn a_count_ends_it_in_windows_and_samples_too_and_text_is_for_persons() -> Resul
     let load = Load::running("read", 4, 14 * SECOND)?;
     let pid = load.target.pid();
     let (out, err) =
-        Live::start(home.path(), "watch", pid, &["--count", "2", "--telemetry", "off"])?.ended()?;
+        Live::start(home.path(), "watch", "target", pid, &["--count", "2", "--telemetry", "off"])?.ended()?;
     for part in ["target spdk fabscope stand-in", " IOPS, ", "read 4 KiB", "storage ", "queue 1/1"] {
         ensure!(out.contains(part), "{part} in {out}");
     }
@@ -164,7 +105,7 @@ fn a_count_ends_it_in_windows_and_samples_too_and_text_is_for_persons() -> Resul
     ensure!(err.contains("as many intervals as were asked for"), "{err}");
 
     let more = ["--count", "5", "--window", "100ms/400ms", "--sample", "2", "--format", "json"];
-    let (out, _) = Live::start(home.path(), "watch", pid, &more)?.ended()?;
+    let (out, _) = Live::start(home.path(), "watch", "target", pid, &more)?.ended()?;
     let lines = lines(&out)?;
     let last = lines.last().context("no lines")?;
     ensure!(last["one_in"] == 2 && last["windows"]["slices"].as_u64() > Some(3), "{last}");
@@ -188,7 +129,7 @@ fn the_end_of_the_target_ends_it_and_nothing_is_left() -> Result<()> {
     let _turn = turn()?;
     let home = tempfile::tempdir()?;
     let load = Load::running("read", 2, 20 * SECOND)?;
-    let mut live = Live::start(home.path(), "watch", load.target.pid(), &["--interval", "200ms"])?;
+    let mut live = Live::start(home.path(), "watch", "target", load.target.pid(), &["--interval", "200ms"])?;
     live.until(|live| live.out().contains("read 4 KiB"))?;
     kill(Pid::from_raw(load.target.pid().cast_signed()), Signal::SIGKILL)?;
     let (_, err) = live.ended()?;
@@ -289,46 +230,6 @@ fn on_a_terminal_it_draws_and_q_gives_the_terminal_back() -> Result<()> {
     Ok(())
 }
 
-/// An answer to a request over a plain connection: status, headers, body.
-fn ask(address: &str, request: &str) -> Result<(String, String, String)> {
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(SOON))?;
-    stream.write_all(request.as_bytes())?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("no head")?;
-    let (status, headers) = head.split_once("\r\n").context("no headers")?;
-    Ok((status.to_owned(), headers.to_owned(), body.to_owned()))
-}
-
-const OPEN: &str = "GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: application/openmetrics-text\r\n\r\n";
-
-fn scrape(address: &str) -> Result<String> {
-    let (status, headers, body) = ask(address, OPEN)?;
-    ensure!(
-        status.ends_with("200 OK") && headers.contains("application/openmetrics-text"),
-        "{status} {headers}"
-    );
-    ensure!(body.ends_with("\n# EOF\n"), "{body}");
-    Ok(body)
-}
-
-/// The sum of a metric's samples.
-fn sum(exposition: &str, name: &str) -> f64 {
-    let of = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
-    let values =
-        exposition.lines().filter(of).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-    values.sum()
-}
-
-/// The address that a server told.
-fn address(live: &mut Live) -> Result<String> {
-    live.until(|live| live.err().contains("/metrics\n"))?;
-    let err = live.err();
-    let at = err.find("http://").context("no address")?;
-    Ok(err[at + 7..].split('/').next().unwrap_or_default().to_owned())
-}
-
 /// The names of this project's metrics in a text.
 fn metrics(text: &str) -> BTreeSet<String> {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -344,7 +245,8 @@ fn scrapes_have_what_the_target_did_and_the_examples_use_what_is_there() -> Resu
     let home = tempfile::tempdir()?;
     let mut load = plain_load(10 * SECOND)?;
     let pid = load.target.pid();
-    let mut live = Live::start(home.path(), "serve", pid, &["--listen", "127.0.0.1:0", "--queues"])?;
+    let mut live =
+        Live::start(home.path(), "serve", "target", pid, &["--listen", "127.0.0.1:0", "--queues"])?;
     let address = address(&mut live)?;
     ensure!(!live.err().contains("not a loopback address"), "{}", live.err());
     // The same port can not be had twice, which is told before anything is attached.

@@ -124,12 +124,13 @@ pub enum Error {
     },
     /// A batch was asked to end before it was done.
     #[error(
-        "ended by a signal when {done} of {of} pairs of runs were done: the same command goes on from there"
+        "ended by a signal {}: the same command goes on from there",
+        match of { 0 => "before it joined a pair of runs".into(), of => format!("when {done} of {of} pairs of runs were done") }
     )]
     Interrupted {
         /// Pairs that are done, by this call or one before.
         done: usize,
-        /// All pairs.
+        /// All pairs; 0 where it ended before they were worked on.
         of: usize,
     },
     /// Columns could not be read or made.

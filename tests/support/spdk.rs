@@ -131,6 +131,11 @@ impl Perf {
         Ok(())
     }
 
+    /// How it ended, if it did.
+    pub fn ended(&mut self) -> Result<Option<std::process::ExitStatus>> {
+        self.process.ended()
+    }
+
     /// What it wrote.
     pub fn said(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()

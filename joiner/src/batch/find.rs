@@ -7,7 +7,8 @@ use crate::error::Error;
 use crate::queues::link;
 use run_format::{Manifest, Queue, QueueId, Run, Side};
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -23,6 +24,8 @@ pub struct FoundRun {
     pub manifest: Manifest,
     /// Its directory without links.
     place: PathBuf,
+    /// The directories that it, or a link to it, was found in, without links.
+    parents: Vec<PathBuf>,
     /// Of all that is in it, without reading its commands.
     fingerprint: u128,
 }
@@ -113,21 +116,31 @@ impl Fingerprint {
 }
 
 /// Finds all runs beneath directories. A run that is come to twice, or a copy of one, counts once; links are followed,
-/// once each.
+/// once each. `None` where `stop`, which is asked at each directory, said so: a share of a network may take its time.
 ///
 /// # Errors
 /// [`Error::Input`] where a directory that was given is none. Whatever is wrong beneath them is among
 /// [`Found::skipped`].
-pub fn find(directories: &[PathBuf]) -> Result<Found, Error> {
+pub fn find(directories: &[PathBuf], stop: &dyn Fn() -> bool) -> Result<Option<Found>, Error> {
     let mut found = Found::default();
-    let runs = walk(directories, &mut found.skipped)?;
+    let Some(runs) = walk(directories, &mut found.skipped, stop)? else { return Ok(None) };
     let runs = without_copies(runs, &mut found.skipped);
     found.runs = runs.len();
     found.pairs = paired(runs);
-    Ok(found)
+    Ok(Some(found))
 }
 
-fn walk(directories: &[PathBuf], skipped: &mut Vec<Skipped>) -> Result<Vec<FoundRun>, Error> {
+/// Folders that a run consists of.
+const OF_A_RUN: [&str; 3] = ["commands", "queues", "telemetry"];
+/// No manifest is longer: what is, is a foreign file of the same name. Bytes.
+const LONGEST: u64 = 64 << 20;
+
+/// `None` where `stop` said so.
+fn walk(
+    directories: &[PathBuf],
+    skipped: &mut Vec<Skipped>,
+    stop: &dyn Fn() -> bool,
+) -> Result<Option<Vec<FoundRun>>, Error> {
     for directory in directories {
         let why = match fs::metadata(directory) {
             Ok(about) if about.is_dir() => continue,
@@ -137,10 +150,14 @@ fn walk(directories: &[PathBuf], skipped: &mut Vec<Skipped>) -> Result<Vec<Found
         };
         return Err(Error::Input { given: directory.display().to_string(), why });
     }
-    let mut runs = Vec::new();
-    let mut seen = HashSet::new();
+    let mut runs: Vec<FoundRun> = Vec::new();
+    // Which run is in each directory that was looked at.
+    let mut seen: HashMap<(u64, u64), Option<usize>> = HashMap::new();
     let mut left: Vec<PathBuf> = directories.iter().rev().cloned().collect();
     while let Some(directory) = left.pop() {
+        if stop() {
+            return Ok(None);
+        }
         let mut skip = |path: &Path, why: String| {
             skipped.push(Skipped { path: path.display().to_string(), why });
         };
@@ -154,39 +171,62 @@ fn walk(directories: &[PathBuf], skipped: &mut Vec<Skipped>) -> Result<Vec<Found
                 continue;
             }
         };
-        if !seen.insert((about.dev(), about.ino())) {
-            continue;
-        }
+        let place = match seen.entry((about.dev(), about.ino())) {
+            Entry::Vacant(place) => place.insert(None),
+            Entry::Occupied(place) => {
+                if let Some(run) = place.get().and_then(|n| runs.get_mut(n)) {
+                    run.is_in(&directory);
+                }
+                continue;
+            }
+        };
         match has_run(&directory) {
             Err(why) => skip(&directory, why),
             Ok(true) => match FoundRun::read(&directory) {
-                Ok(run) => runs.push(run),
+                Ok(mut run) => {
+                    run.is_in(&directory);
+                    *place = Some(runs.len());
+                    runs.push(run);
+                }
                 Err(error) => skip(&directory, error.to_string()),
             },
-            Ok(false) => match fs::read_dir(&directory) {
-                Err(e) => skip(&directory, format!("it can not be listed: {e}")),
-                Ok(entries) => {
-                    let mut folders = Vec::new();
-                    for entry in entries {
-                        match entry.and_then(|entry| Ok((entry.file_type()?, entry.path()))) {
-                            Ok((kind, path)) if kind.is_dir() || kind.is_symlink() => folders.push(path),
-                            Ok(_) => {}
-                            Err(e) => skip(&directory, format!("it can not be listed whole: {e}")),
-                        }
-                    }
-                    folders.sort_unstable_by(|a, b| b.cmp(a));
-                    left.append(&mut folders);
-                }
-            },
+            Ok(false) => {}
+        }
+        let is_run = place.is_some();
+        match folders(&directory, &mut skip) {
+            Ok(mut folders) => {
+                // What a run consists of holds no other run; what somebody put beside that may.
+                folders.retain(|folder| !is_run || !OF_A_RUN.iter().any(|of| folder.ends_with(of)));
+                folders.sort_unstable_by(|a, b| b.cmp(a));
+                left.append(&mut folders);
+            }
+            Err(e) => skip(&directory, format!("it can not be listed: {e}")),
         }
     }
-    Ok(runs)
+    Ok(Some(runs))
+}
+
+/// The folders of a directory, and links, which may lead to some.
+fn folders(directory: &Path, skip: &mut dyn FnMut(&Path, String)) -> std::io::Result<Vec<PathBuf>> {
+    let mut folders = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        match entry.and_then(|entry| Ok((entry.file_type()?, entry.path()))) {
+            Ok((kind, path)) if kind.is_dir() || kind.is_symlink() => folders.push(path),
+            Ok(_) => {}
+            Err(e) => skip(directory, format!("it can not be listed whole: {e}")),
+        }
+    }
+    Ok(folders)
 }
 
 impl FoundRun {
     fn read(directory: &Path) -> Result<FoundRun, run_format::Error> {
         let io = |path: &Path, source| run_format::Error::Io { doing: "read", path: path.to_owned(), source };
         let path = directory.join("run.json");
+        if fs::metadata(&path).map_err(|e| io(&path, e))?.len() > LONGEST {
+            let reason = format!("it is longer than {} MiB: not a fabscope run", LONGEST >> 20);
+            return Err(run_format::Error::Manifest { path, reason });
+        }
         let mut hash = Fingerprint::new();
         hash.add(&fs::read(&path).map_err(|e| io(&path, e))?);
         let manifest = Manifest::read(directory)?;
@@ -215,7 +255,18 @@ impl FoundRun {
             hash.add(&[about.len().to_le_bytes(), about.mtime().to_le_bytes()].concat());
         }
         let place = fs::canonicalize(directory).map_err(|e| io(directory, e))?;
-        Ok(FoundRun { directory: directory.to_owned(), manifest, place, fingerprint: hash.get() })
+        let (directory, parents, fingerprint) = (directory.to_owned(), Vec::new(), hash.get());
+        Ok(FoundRun { directory, manifest, place, parents, fingerprint })
+    }
+
+    /// Notes where it, or a link to it, is.
+    fn is_in(&mut self, directory: &Path) {
+        let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = fs::canonicalize(parent.unwrap_or(Path::new(".")));
+        let parent = parent.unwrap_or_else(|_| self.place.clone());
+        if !self.parents.contains(&parent) {
+            self.parents.push(parent);
+        }
     }
 }
 
@@ -255,6 +306,11 @@ struct Candidate {
 }
 
 impl Candidate {
+    fn of(run: &Arc<FoundRun>) -> Candidate {
+        let window = wall_clock(&run.manifest).filter(|(from, to)| from <= to);
+        Candidate { window, run: Arc::clone(run), queues: OnceCell::new() }
+    }
+
     fn queues(&self) -> Option<&BTreeMap<QueueId, Queue>> {
         let read = || Run::open(&self.run.directory).and_then(|run| run.queues()).ok();
         self.queues.get_or_init(read).as_ref()
@@ -275,43 +331,46 @@ impl Candidate {
     }
 }
 
-/// What belongs together: a host's and a target's run that are the only ones of their directory; else those that were
-/// recorded at one time and share a queue, each with each. The others stand alone.
+/// What belongs together: a host's and a target's run that are the only ones of a directory, they or links to them; else
+/// those that were recorded at one time and share a queue, each with each. The others stand alone.
 fn paired(runs: Vec<FoundRun>) -> Vec<RunPair> {
-    let mut folders: BTreeMap<PathBuf, [Vec<Arc<FoundRun>>; 2]> = BTreeMap::new();
-    for run in runs {
-        let parent = run.place.parent().unwrap_or(&run.place).to_owned();
-        folders.entry(parent).or_default()[run.manifest.side as usize].push(Arc::new(run));
+    let runs: Vec<Arc<FoundRun>> = runs.into_iter().map(Arc::new).collect();
+    let mut folders: BTreeMap<&Path, [Vec<usize>; 2]> = BTreeMap::new();
+    for (n, run) in runs.iter().enumerate() {
+        for parent in &run.parents {
+            folders.entry(parent).or_default()[run.manifest.side as usize].push(n);
+        }
     }
-    let mut pairs = Vec::new();
-    let (mut hosts, mut targets) = (Vec::new(), Vec::new());
-    let candidate = |run: Arc<FoundRun>| Candidate {
-        window: wall_clock(&run.manifest).filter(|(from, to)| from <= to),
-        run,
-        queues: OnceCell::new(),
+    let of_folders: BTreeSet<(usize, usize)> = folders
+        .into_values()
+        .filter_map(|[hosts, targets]| match (&hosts[..], &targets[..]) {
+            (&[host], &[target]) => Some((host, target)),
+            _ => None,
+        })
+        .collect();
+    let mut taken: HashSet<usize> = of_folders.iter().flat_map(|&(host, target)| [host, target]).collect();
+    let pair = |host: Option<usize>, target: Option<usize>| {
+        let run = |n: Option<usize>| n.map(|n| Arc::clone(&runs[n]));
+        RunPair { host: run(host), target: run(target) }
     };
-    for [mut host, mut target] in folders.into_values() {
-        if let ([_], [_]) = (&host[..], &target[..]) {
-            pairs.push(RunPair { host: host.pop(), target: target.pop() });
-        } else {
-            hosts.extend(host.into_iter().map(candidate));
-            targets.extend(target.into_iter().map(candidate));
+    let mut pairs: Vec<RunPair> =
+        of_folders.iter().map(|&(host, target)| pair(Some(host), Some(target))).collect();
+    let candidates = |side: Side| -> Vec<(usize, Candidate)> {
+        let free = runs.iter().enumerate().filter(|(n, run)| !taken.contains(n) && run.manifest.side == side);
+        free.map(|(n, run)| (n, Candidate::of(run))).collect()
+    };
+    let (hosts, targets) = (candidates(Side::Host), candidates(Side::Target));
+    for (host, of_host) in &hosts {
+        for (target, _) in targets.iter().filter(|(_, of_target)| of_host.belongs_to(of_target)) {
+            taken.extend([host, target]);
+            pairs.push(pair(Some(*host), Some(*target)));
         }
     }
-    let mut taken = vec![false; targets.len()];
-    for host in &hosts {
-        let mut alone = true;
-        for (target, taken) in targets.iter().zip(&mut taken).filter(|(target, _)| host.belongs_to(target)) {
-            (alone, *taken) = (false, true);
-            pairs.push(RunPair { host: Some(Arc::clone(&host.run)), target: Some(Arc::clone(&target.run)) });
-        }
-        if alone {
-            pairs.push(RunPair { host: Some(Arc::clone(&host.run)), target: None });
-        }
-    }
-    for (target, _) in targets.into_iter().zip(taken).filter(|(_, taken)| !taken) {
-        pairs.push(RunPair { host: None, target: Some(target.run) });
-    }
+    let alone = |of: &[(usize, Candidate)]| -> Vec<usize> {
+        of.iter().map(|(n, _)| *n).filter(|n| !taken.contains(n)).collect()
+    };
+    pairs.extend(alone(&hosts).into_iter().map(|host| pair(Some(host), None)));
+    pairs.extend(alone(&targets).into_iter().map(|target| pair(None, Some(target))));
     pairs.sort_by_cached_key(RunPair::name);
     pairs
 }

@@ -5,7 +5,7 @@ use super::labels::Labels;
 use super::series::{Along, LEAST, Quantile, Series, Stratum, median, series, strata};
 use super::shifts::{Shift, shifts};
 use super::step::PairRows;
-use super::trends::{Slope, far, slope};
+use super::trends::{Slope, far, is_rather_a_step, slope};
 use crate::compare::{ClassName, Floor};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -205,7 +205,9 @@ pub(crate) fn judge(pairs: &[PairRows], label: Option<&str>, floor: &Floor) -> J
     let (mut going, mut far_off) = (Vec::new(), Vec::new());
     for (n, series) in all.iter().enumerate() {
         let steps = of_series(n);
-        let trend = slopes[n].filter(|s| steps.is_empty() && s.is_shown(all.len(), floor));
+        let trend = slopes[n]
+            .filter(|s| steps.is_empty() && s.is_shown(all.len(), floor))
+            .filter(|s| !is_rather_a_step(&series.values, rest(&series.values, &line(s, &days[n]))));
         let centre = match &trend {
             Some(slope) => line(slope, &days[n]),
             None => levels(series, &steps),

@@ -143,14 +143,16 @@ pub struct Batch {
 /// [`BatchOptions::stop`] said so; [`Error::TooLittle`] where no run has a row; what writing ended with. What is wrong
 /// with a run is no error: it is among [`Batch::skipped`].
 pub fn batch(directories: &[PathBuf], out: &Path, options: &BatchOptions<'_>) -> Result<Batch, Error> {
-    let found = find(directories)?;
+    let Some(found) = find(directories, options.stop)? else {
+        return Err(Error::Interrupted { done: 0, of: 0 });
+    };
     let listed = || directories.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(", ");
     if found.pairs.is_empty() && found.skipped.is_empty() {
         return Err(Error::Input { given: listed(), why: "there is no run beneath it".into() });
     }
     let keys: Vec<u128> = found.pairs.iter().map(|pair| pair.key(store::FORMAT)).collect();
     let Some(store) = Store::take(out, options.waiting, options.stop)? else {
-        return Err(Error::Interrupted { done: 0, of: keys.len() });
+        return Err(Error::Interrupted { done: 0, of: 0 });
     };
     let mut kept_of: Vec<Option<Stored>> = keys.par_iter().map(|key| store.load(*key)).collect();
     let todo: Vec<usize> = (0..keys.len()).filter(|&n| kept_of[n].is_none()).collect();

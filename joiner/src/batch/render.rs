@@ -51,7 +51,8 @@ impl Batch {
             for skipped in self.skipped.iter().take(SHOWN) {
                 // A reason names the runs on lines of its own, which are known here.
                 let why = skipped.why.lines().next().unwrap_or_default();
-                let why = why.strip_prefix(&format!("{}/run.json: ", skipped.path)).unwrap_or(why);
+                let why = why.strip_prefix(&format!("{}/run.json", skipped.path)).unwrap_or(why);
+                let why = why.trim_start_matches([':', ' ']);
                 writeln!(out, "        {}: {why}", skipped.path)?;
             }
             rest(out, "        ", self.skipped.len(), SHOWN)?;

@@ -15,8 +15,9 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Name and version of what is kept: results of another version are made again.
-pub(crate) const FORMAT: &str = "fabscope-batch-result/1";
+/// Name and version of what is kept, and the version that made it: results of another are made again, since what is
+/// compared across runs has to be made in one way.
+pub(crate) const FORMAT: &str = concat!("fabscope-batch-result/1 by ", env!("CARGO_PKG_VERSION"));
 
 const FOLDER: &str = "results";
 const ENDING: &str = "pair";

@@ -15,7 +15,6 @@ use polars::prelude::{
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The pair of a day.
 fn runs_of(day: u32, commands: usize) -> Runs {
@@ -94,8 +93,13 @@ fn an_ended_batch_goes_on_where_it_was_and_makes_the_same_table() {
     let here = tempfile::tempdir().unwrap();
     let (lab, out, whole) = (here.path().join("lab"), here.path().join("out"), here.path().join("whole"));
     written(&lab, 6);
-    let looks = AtomicUsize::new(0);
-    let stop = || looks.fetch_add(1, Ordering::Relaxed) >= 3;
+    let early = BatchOptions { stop: &|| true, ..BatchOptions::default() };
+    let error = batch(std::slice::from_ref(&lab), &out, &early).unwrap_err();
+    assert!(matches!(error, Error::Interrupted { of: 0, .. }) && !out.exists(), "{error}");
+    let stop = || {
+        let files = fs::read_dir(out.join("results")).into_iter().flatten().flatten();
+        files.filter(|file| file.path().extension().is_some_and(|e| e == "pair")).count() >= 3
+    };
     let ending = BatchOptions { jobs: 1, stop: &stop, ..BatchOptions::default() };
     let error = batch(std::slice::from_ref(&lab), &out, &ending).unwrap_err();
     assert!(matches!(error, Error::Interrupted { done: 3, of: 6 }), "{error}");
@@ -194,7 +198,7 @@ fn runs_that_lie_apart_are_paired_by_time_and_queues() {
         runs.host.write(&here.path().join(format!("hosts/{day}.run"))).unwrap();
         runs.target.write(&here.path().join(format!("targets/{day}.run"))).unwrap();
     }
-    let found = find(&[here.path().to_owned()]).unwrap();
+    let found = find(&[here.path().to_owned()], &|| false).unwrap().unwrap();
     let sides: Vec<(bool, bool)> =
         found.pairs.iter().map(|p| (p.host.is_some(), p.target.is_some())).collect();
     assert_eq!(sides, [(true, true), (true, true), (true, false), (false, true)]);

@@ -72,6 +72,25 @@ impl Slope {
     }
 }
 
+/// Places at which a step is looked for, at most, and the least number of runs on either side of it.
+const PLACES: usize = 200;
+const EDGE: usize = 4;
+
+/// Whether one step fits values better than a line that leaves `rest` of them (the sum of what they are off), by more than
+/// its place, which is free, makes likely (BIC, errors of Laplace's distribution). A small step would else be told as a
+/// trend that is larger than it.
+pub(crate) fn is_rather_a_step(values: &[f64], rest: f64) -> bool {
+    let n = values.len();
+    let off = |values: &[f64]| {
+        let middle = median(values);
+        values.iter().map(|v| (v - middle).abs()).sum::<f64>()
+    };
+    let places = (EDGE..n.saturating_sub(EDGE - 1)).step_by(n.div_ceil(PLACES).max(1));
+    let least = places.map(|at| off(&values[..at]) + off(&values[at..])).fold(f64::INFINITY, f64::min);
+    let n = n as f64;
+    least * (n.ln() / n).exp() < rest
+}
+
 /// A run that lies far from the others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Far {
@@ -108,7 +127,7 @@ pub(crate) fn far(series: &Series, centre: &[f64], all: usize, floor: &Floor) ->
 
 #[cfg(test)]
 mod tests {
-    use super::{far, slope};
+    use super::{far, is_rather_a_step, slope};
     use crate::batch::series::{Quantile, Series};
     use crate::compare::{ClassName, Floor};
     use crate::random::Random;
@@ -134,6 +153,34 @@ mod tests {
         assert!(flat.low < 0.0 && 0.0 < flat.high && !flat.is_shown(36, &Floor::default()), "{flat:?}");
         assert_eq!(slope(&[1.0; 5], &[1.0, 2.0, 3.0, 4.0, 5.0]), None);
         assert_eq!(slope(&days[..2], &values[..2]), None);
+    }
+
+    #[test]
+    fn a_small_step_is_no_trend_and_a_line_is_no_step() {
+        let floor = Floor::default();
+        let rest = |found: &super::Slope, days: &[f64], values: &[f64]| -> f64 {
+            let line = days.iter().map(|d| found.level + found.per_day * d);
+            values.iter().zip(line).map(|(v, c)| (v - c).abs()).sum()
+        };
+        for runs in [40usize, 400, 2_000] {
+            let days: Vec<f64> = (0..runs).map(|n| n as f64).collect();
+            // Of 1.9 %, which is below the floor, as its slope over all the runs is not.
+            let level = |n: usize| if n < runs / 2 { 0.0 } else { 190.0 };
+            let step: Vec<f64> = noise(4, runs).iter().enumerate().map(|(n, v)| v + level(n)).collect();
+            let found = slope(&days, &step).unwrap();
+            assert!(
+                found.is_shown(36, &floor) && is_rather_a_step(&step, rest(&found, &days, &step)),
+                "{runs}"
+            );
+            let line: Vec<f64> =
+                noise(5, runs).iter().zip(&days).map(|(v, d)| v + 400.0 * d / runs as f64).collect();
+            let found = slope(&days, &line).unwrap();
+            assert!(
+                found.is_shown(36, &floor) && !is_rather_a_step(&line, rest(&found, &days, &line)),
+                "{runs}"
+            );
+        }
+        assert!(!is_rather_a_step(&[1.0; 5], 0.0) && !is_rather_a_step(&[], 0.0));
     }
 
     #[test]
