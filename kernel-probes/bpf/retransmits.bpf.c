@@ -30,7 +30,12 @@ struct {
 
 static __always_inline bool has(const __u8 *ports, __u16 port)
 {
-	return ports[(port >> 3) & (KERNEL_PORT_BYTES - 1)] & (1 << (port & 7));
+	__u32 at = port >> 3;
+
+	/* The compiler knows that this is in bounds and would leave the mask out; the verifier of Linux 6.12 does not
+	 * know it of a port whose bytes were swapped. */
+	barrier_var(at);
+	return ports[at & (KERNEL_PORT_BYTES - 1)] & (1 << (port & 7));
 }
 
 /* A raw tracepoint: it has been there since 4.17, and its first two arguments have stayed. */

@@ -40,6 +40,8 @@ pub(crate) const WANTED: &[&str] = &[
     "ifb",
     "dummy",
     "tls",
+    "inet_diag",
+    "tcp_diag",
     "sch_tbf",
     "sch_prio",
     "act_mirred",
