@@ -33,7 +33,7 @@ install_missing() {
 BUILD_PACKAGES=(gcc libc6-dev make pkg-config clang libclang-dev libelf-dev zlib1g-dev)
 # What the tests need besides: fixtures in every kind of build (lld, llvm's dwp, dwz), the VM test bed, fio.
 # shellcheck disable=SC2034
-TEST_PACKAGES=(binutils gcc clang lld llvm dwz qemu-system-x86 busybox-static zstd xz-utils fio iproute2 shellcheck python3-minimal util-linux)
+TEST_PACKAGES=(binutils gcc clang lld llvm dwz qemu-system-x86 busybox-static zstd xz-utils fio iproute2 dmsetup shellcheck python3-minimal util-linux)
 
 # need_cargo: finds rustup's cargo, or says how to get it.
 need_cargo() {

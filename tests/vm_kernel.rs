@@ -19,8 +19,8 @@ const TRANSPORTS: [Transport; 2] = [Transport::Tcp, Transport::Rdma];
 /// Where the target listens.
 fn port(transport: Transport, rdma_address: &str) -> Port<'_> {
     match transport {
-        Transport::Tcp => Port { transport, address: "127.0.0.1", number: 4420 },
-        Transport::Rdma => Port { transport, address: rdma_address, number: 4421 },
+        Transport::Tcp => Port::new(transport, "127.0.0.1", 4420),
+        Transport::Rdma => Port::new(transport, rdma_address, 4421),
     }
 }
 
@@ -159,7 +159,9 @@ fn delays_are_found(kernel: Kernel) -> Result<()> {
     let both = Both::boot(Vm::builder(kernel).counted_time())?;
     let vm = &both.vm;
     let roce = vm.soft_roce()?;
-    let drive = |completion| vm.null_blk(NullBlk { size_mb: 64, completion, memory_backed: true });
+    let drive = |completion| {
+        vm.null_blk(NullBlk { size_mb: 64, completion, memory_backed: true, ..NullBlk::default() })
+    };
     let (fast, slow) = (drive(WAIT)?, drive(WAIT + STORAGE)?);
     let (mut near, mut far, mut devices) = (String::new(), String::new(), Vec::new());
     for transport in TRANSPORTS {
@@ -260,7 +262,12 @@ fn windows_of_both_sides_are_in_step() -> Result<()> {
     let _turn = support::turn()?;
     let both = Both::boot(Vm::builder(kernel).counted_time())?;
     let vm = &both.vm;
-    let drive = vm.null_blk(NullBlk { size_mb: 64, completion: Duration::ZERO, memory_backed: true })?;
+    let drive = vm.null_blk(NullBlk {
+        size_mb: 64,
+        completion: Duration::ZERO,
+        memory_backed: true,
+        ..NullBlk::default()
+    })?;
     let port = port(Transport::Tcp, "");
     vm.nvmet(&nqn(Transport::Tcp, "windows"), &[Backing::Block(&drive)], &port)?;
     let controller = both.connect(&port, &nqn(Transport::Tcp, "windows"), "nr_io_queues=2")?;
@@ -437,7 +444,14 @@ fn everything_is_recorded(kernel: Kernel) -> Result<()> {
     let vm = &both.vm;
     vm.load_module("nvme")?;
     vm.sh("for try in $(seq 100); do [ -b /dev/nvme0n1 ] && [ -b /dev/nvme1n1 ] && exit; sleep 0.1; done; exit 1")?;
-    let drive = || vm.null_blk(NullBlk { size_mb: 64, completion: Duration::ZERO, memory_backed: true });
+    let drive = || {
+        vm.null_blk(NullBlk {
+            size_mb: 64,
+            completion: Duration::ZERO,
+            memory_backed: true,
+            ..NullBlk::default()
+        })
+    };
     let (null, beneath) = (drive()?, drive()?);
     vm.sh(&format!("mke2fs -q {beneath}; mkdir /tmp/ext4; mount -t ext4 {beneath} /tmp/ext4"))?;
     vm.sh("truncate -s 33554432 /tmp/ext4/file /tmp/file")?;

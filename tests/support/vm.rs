@@ -4,7 +4,7 @@
 use super::{FABSCOPE, Pair, Recording, all_boundaries_were_taken};
 use anyhow::{Result, ensure};
 use run_format::Run;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use testbed::{Builder, Controller, Kernel, Port, Vm};
 
@@ -84,15 +84,26 @@ impl Host {
 #[derive(Debug)]
 pub struct Both {
     pub vm: Vm,
-    folder: tempfile::TempDir,
+    /// What is put before what runs at the target, as to enter its network.
+    pub at_target: String,
+    /// Where runs are brought to, and what removes them.
+    runs: PathBuf,
+    _folder: Option<tempfile::TempDir>,
 }
 
 impl Both {
     /// Boots it, with the program under test.
     pub fn boot(builder: Builder) -> Result<Both> {
+        let folder = tempfile::tempdir()?;
+        let both = Both::keeping(builder, folder.path())?;
+        Ok(Both { _folder: Some(folder), ..both })
+    }
+
+    /// As [`Both::boot`], with the runs left in this folder.
+    pub fn keeping(builder: Builder, runs: &Path) -> Result<Both> {
         let vm =
             builder.program(FABSCOPE).program("fio").program("ip").program("rdma").program("tc").boot()?;
-        Ok(Both { vm, folder: tempfile::tempdir()? })
+        Ok(Both { vm, at_target: String::new(), runs: runs.to_owned(), _folder: None })
     }
 
     /// Connects the host to a subsystem of the target.
@@ -109,15 +120,52 @@ impl Both {
     pub fn record_with(&self, name: &str, options: &str, load: &str) -> Result<(PathBuf, PathBuf)> {
         let command = format!(
             "mkdir /tmp/{name} && cd /tmp/{name} || exit 9; \
-             fabscope record target --kernel -q {options} -o target.run 2> target.log & target=$!; \
+             {0} fabscope record target --kernel -q {options} -o target.run 2> target.log & target=$!; \
              until [ -e target.run/run.json ]; do \
                kill -0 $target 2> /dev/null || {{ cat target.log >&2; exit 9; }}; sleep 0.05; done; \
              fabscope record host --kernel -q {options} -o host.run -- {load}; code=$?; \
-             kill -INT $target; wait $target || {{ cat target.log >&2; exit 9; }}; exit $code"
+             kill -INT $target; wait $target || {{ cat target.log >&2; exit 9; }}; exit $code",
+            self.at_target
         );
         self.vm.run(&command, LOAD)?.check()?;
-        let here = self.vm.pull(&format!("/tmp/{name}"), self.folder.path())?;
+        let here = self.vm.pull(&format!("/tmp/{name}"), &self.runs)?;
         self.vm.sh(&format!("rm -r /tmp/{name}"))?;
+        Ok((here.join("host.run"), here.join("target.run")))
+    }
+
+    /// Starts to record both sides, until [`Both::end_recording`].
+    pub fn begin_recording(&self, options: &str) -> Result<()> {
+        let begin = |inside: &str, side: &str| {
+            format!(
+                "{inside} fabscope record {side} --kernel -q {options} -o {side}.run > {side}.log 2>&1 < /dev/null & \
+                 recorder=$!; echo $recorder > {side}.pid; until [ -e {side}.run/run.json ]; do \
+                 kill -0 $recorder 2> /dev/null || {{ cat {side}.log >&2; exit 9; }}; sleep 0.05; done; "
+            )
+        };
+        let both = begin(&self.at_target, "target") + &begin("", "host");
+        self.vm.run(&format!("mkdir /tmp/both && cd /tmp/both || exit 9; {both}"), LOAD)?.check()?;
+        Ok(())
+    }
+
+    /// The time of the clock that recordings have, ns.
+    pub fn now(&self) -> Result<i64> {
+        let uptime = self.vm.sh("cut -d ' ' -f 1 /proc/uptime")?;
+        let seconds: f64 = uptime.trim().parse()?;
+        Ok((seconds * 1e9) as i64)
+    }
+
+    /// Ends what [`Both::begin_recording`] began, and brings the two runs here.
+    pub fn end_recording(&self) -> Result<(PathBuf, PathBuf)> {
+        let end = |side: &str| {
+            format!(
+                "kill -INT $(cat {side}.pid); until grep -q '\"state\": \"closed\"' {side}.run/run.json; do \
+                 sleep 0.1; [ $((waited += 1)) -lt 6000 ] || {{ cat {side}.log >&2; exit 9; }}; done; "
+            )
+        };
+        let both = end("host") + &end("target");
+        self.vm.run(&format!("cd /tmp/both || exit 9; waited=0; {both}"), LOAD)?.check()?;
+        let here = self.vm.pull("/tmp/both", &self.runs)?;
+        self.vm.sh("rm -r /tmp/both")?;
         Ok((here.join("host.run"), here.join("target.run")))
     }
 

@@ -38,12 +38,14 @@ mod cpio;
 mod image;
 pub mod kernel;
 mod modules;
+mod network;
 mod nvme;
 mod vm;
 mod wire;
 
 pub use available::{WhyNot, available, why_not};
 pub use kernel::{CACHE_VARIABLE, Kernel};
+pub use network::FarNetwork;
 pub use nix::sys::signal::Signal;
 pub use nvme::{Backing, Controller, NullBlk, Port, SoftRoce, Transport};
 pub use vm::{Builder, Output, Running, SHORT, Vm};

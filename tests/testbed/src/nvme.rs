@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::network::enter;
 use crate::vm::{SHORT, Vm, quote};
 
 /// A controller of the kernel's host in a VM.
@@ -25,6 +26,9 @@ pub struct NullBlk {
     pub completion: Duration,
     /// Whether it keeps what is written, and takes discards. Otherwise reads give whatever the buffer held.
     pub memory_backed: bool,
+    /// How many commands it works on at once. The others wait in its block layer, first come first served where it
+    /// is one.
+    pub at_once: u32,
 }
 
 /// A network that carries NVMe-oF.
@@ -55,6 +59,17 @@ pub struct Port<'a> {
     pub address: &'a str,
     /// The port's number.
     pub number: u16,
+    /// The network namespace that it listens in, where it is not the VM's own.
+    pub within: Option<&'a str>,
+    /// The bytes of data that it takes with a capsule, where they are not the kernel's choice.
+    pub in_capsule: Option<u32>,
+}
+
+impl<'a> Port<'a> {
+    /// A port in the VM's own network.
+    pub fn new(transport: Transport, address: &'a str, number: u16) -> Port<'a> {
+        Port { transport, address, number, within: None, in_capsule: None }
+    }
 }
 
 /// What the kernel's target does a namespace's I/O with.
@@ -83,7 +98,7 @@ pub struct SoftRoce {
 
 impl Default for NullBlk {
     fn default() -> Self {
-        Self { size_mb: 256, completion: Duration::ZERO, memory_backed: false }
+        Self { size_mb: 256, completion: Duration::ZERO, memory_backed: false, at_once: 64 }
     }
 }
 
@@ -105,7 +120,7 @@ impl Vm {
     ///
     /// When the kernel refuses, with what it logged.
     pub fn connect_tcp(&self, address: &str, port: u16, subnqn: &str, options: &str) -> Result<Controller> {
-        self.connect(&Port { transport: Transport::Tcp, address, number: port }, subnqn, options)
+        self.connect(&Port::new(Transport::Tcp, address, port), subnqn, options)
     }
 
     /// As [`Self::connect_tcp`], over any transport and to where a target of this VM listens.
@@ -114,7 +129,7 @@ impl Vm {
     ///
     /// When the kernel refuses, with what it logged.
     pub fn connect(&self, port: &Port<'_>, subnqn: &str, options: &str) -> Result<Controller> {
-        let Port { transport, address, number } = port;
+        let Port { transport, address, number, .. } = port;
         let transport = transport.name();
         self.load_module(&format!("nvme-{transport}"))?;
         let mut words = format!("transport={transport},traddr={address},trsvcid={number},nqn={subnqn}");
@@ -184,14 +199,22 @@ impl Vm {
     ///
     /// When the kernel refuses.
     pub fn null_blk(&self, drive: NullBlk) -> Result<String> {
-        let NullBlk { size_mb, completion, memory_backed } = drive;
+        let NullBlk { size_mb, completion, memory_backed, at_once } = drive;
         let nanos = completion.as_nanos();
         let irqmode = if completion.is_zero() { 0 } else { 2 };
+        // Without a scheduler whoever submits would wait, and the scheduler goes by addresses unless all is late.
+        let one = if at_once == 1 {
+            "echo mq-deadline > $q/scheduler; echo 128 > $q/nr_requests; echo 1 > $q/iosched/fifo_batch; \
+             echo 0 > $q/iosched/read_expire; echo 0 > $q/iosched/write_expire;"
+        } else {
+            ""
+        };
         let text = self.sh(&format!(
             "set -e; modprobe null_blk nr_devices=0; cd /sys/kernel/config/nullb; n=0; \
              while [ -e nullb$n ]; do n=$((n + 1)); done; mkdir nullb$n; cd nullb$n; \
              echo {size_mb} > size; echo {irqmode} > irqmode; echo {nanos} > completion_nsec; \
-             echo {0} > memory_backed; echo {0} > discard; echo 1 > power; echo /dev/nullb$(cat index)",
+             echo {0} > memory_backed; echo {0} > discard; echo {at_once} > hw_queue_depth; echo 1 > power; \
+             q=/sys/block/nullb$(cat index)/queue; {one} echo /dev/nullb$(cat index)",
             u8::from(memory_backed)
         ))?;
         Ok(text.trim().to_owned())
@@ -204,7 +227,7 @@ impl Vm {
     ///
     /// When the kernel refuses, or the subsystem exists already.
     pub fn nvmet_tcp(&self, subnqn: &str, device: &str, port: u16) -> Result<()> {
-        let port = Port { transport: Transport::Tcp, address: "0.0.0.0", number: port };
+        let port = Port::new(Transport::Tcp, "0.0.0.0", port);
         self.nvmet(subnqn, &[Backing::Block(device)], &port)
     }
 
@@ -246,16 +269,20 @@ impl Vm {
 
     fn subsystem(&self, subnqn: &str, fill: &str, port: &Port<'_>) -> Result<()> {
         let subnqn = quote(subnqn);
-        let Port { transport, address, number } = port;
+        let Port { transport, address, number, within, in_capsule } = port;
         let transport = transport.name();
         self.load_module(&format!("nvmet-{transport}"))?;
+        let in_capsule =
+            in_capsule.map_or(String::new(), |bytes| format!("echo {bytes} > $p/param_inline_data_size; "));
+        // It listens in the network namespace of who links the subsystem.
+        let inside = within.map_or(String::new(), enter);
         self.sh(&format!(
             "set -e; cd /sys/kernel/config/nvmet; s=subsystems/{subnqn}; p=ports/{number}; \
              mkdir \"$s\"; echo 1 > \"$s\"/attr_allow_any_host; {fill}\
              if ! [ -e $p ]; then mkdir $p; echo {transport} > $p/addr_trtype; \
              echo ipv4 > $p/addr_adrfam; echo {address} > $p/addr_traddr; \
-             echo {number} > $p/addr_trsvcid; fi; \
-             ln -s \"$PWD/$s\" $p/subsystems/{subnqn}"
+             echo {number} > $p/addr_trsvcid; {in_capsule}fi; \
+             {inside} ln -s \"$PWD/$s\" $p/subsystems/{subnqn}"
         ))
         .context("cannot set up the VM's NVMe target")
         .map(drop)

@@ -49,7 +49,12 @@ fn usual(vm: &Vm) -> Result<()> {
 /// The kernel's target and host in one VM.
 fn target_and_host(vm: &Vm) -> Result<()> {
     const NQN: &str = "nqn.2024-01.org.example:testbed";
-    let drive = NullBlk { size_mb: 64, completion: Duration::from_micros(200), memory_backed: true };
+    let drive = NullBlk {
+        size_mb: 64,
+        completion: Duration::from_micros(200),
+        memory_backed: true,
+        ..NullBlk::default()
+    };
     let device = vm.null_blk(drive)?;
     ensure!(vm.null_blk(NullBlk::default())? != device);
     vm.nvmet_tcp(NQN, &device, 4420)?;
@@ -220,10 +225,10 @@ fn written_through(vm: &Vm, block: &str, beneath: &str) -> Result<()> {
 fn storage_of_each_kind(vm: &Vm) -> Result<()> {
     vm.load_module("nvme")?;
     vm.sh("for try in $(seq 100); do [ -b /dev/nvme0n1 ] && exit; sleep 0.1; done; exit 1")?;
-    let drive = vm.null_blk(NullBlk { size_mb: 32, completion: Duration::ZERO, memory_backed: true })?;
+    let drive = vm.null_blk(NullBlk { size_mb: 32, memory_backed: true, ..NullBlk::default() })?;
     vm.sh(&format!("mke2fs -q {drive}; mkdir /tmp/ext4; mount -t ext4 {drive} /tmp/ext4"))?;
     vm.sh("truncate -s 16777216 /tmp/ext4/file /tmp/file")?;
-    let port = Port { transport: Transport::Tcp, address: "127.0.0.1", number: 4430 };
+    let port = Port::new(Transport::Tcp, "127.0.0.1", 4430);
     let backings =
         [Backing::Block("/dev/nvme0n1"), Backing::File("/tmp/ext4/file"), Backing::Buffered("/tmp/file")];
     vm.nvmet("nqn.2024-01.org.example:kinds", &backings, &port)?;
@@ -244,8 +249,8 @@ fn storage_of_each_kind(vm: &Vm) -> Result<()> {
 
 fn soft_roce_goes_through_the_network_devices(vm: &Vm) -> Result<()> {
     let roce = vm.soft_roce()?;
-    let drive = vm.null_blk(NullBlk { size_mb: 32, completion: Duration::ZERO, memory_backed: true })?;
-    let port = Port { transport: Transport::Rdma, address: roce.target_address, number: 4440 };
+    let drive = vm.null_blk(NullBlk { size_mb: 32, memory_backed: true, ..NullBlk::default() })?;
+    let port = Port::new(Transport::Rdma, roce.target_address, 4440);
     vm.nvmet("nqn.2024-01.org.example:rdma", &[Backing::Block(&drive)], &port)?;
     let controller = vm.connect(&port, "nqn.2024-01.org.example:rdma", "nr_io_queues=1")?;
     let block = vm.namespace(&controller, 1)?;
@@ -290,7 +295,7 @@ fn counted_time_is_the_same_each_time() -> Result<()> {
     let mut medians = Vec::new();
     for micros in [100, 400, 100] {
         let completion = Duration::from_micros(micros);
-        let device = vm.null_blk(NullBlk { size_mb: 64, completion, memory_backed: false })?;
+        let device = vm.null_blk(NullBlk { size_mb: 64, completion, ..NullBlk::default() })?;
         let json = vm.sh(&format!(
             "fio --name=x --filename={device} --ioengine=psync --direct=1 --rw=randread --number_ios=100 \
              --lat_percentiles=1 --output-format=terse --terse-version=3"
