@@ -368,7 +368,8 @@ pub struct Diagnose {
     /// Runs of the same load when all was well, to measure against: HOST.run,TARGET.run or a directory with both.
     #[arg(long, value_name = "HOST.run,TARGET.run|DIR")]
     pub baseline: Option<PathBuf>,
-    /// What has to hold, such as latency.p99<=500us,read/4096:storage.p50<=80us; may be given several times.
+    /// What has to hold, such as latency.p99<=500us,read/4096:storage.p50<=80us,read.iops>=90k,bandwidth>=1GB/s; may be
+    /// given several times.
     #[arg(long, value_name = "SLO", value_delimiter = ',', value_parser = joiner::Slo::parse)]
     pub slo: Vec<joiner::Slo>,
     /// How much memory to take at most, about. Of runs that do not fit, the first part that does is diagnosed.

@@ -1,21 +1,45 @@
-//! Records a load of the stand-in's on both sides: what the demonstration and the self-test share. It judges nothing.
+//! Records a load on both sides: what the demonstration and the self-test share. It judges nothing.
 
 use crate::destination::Destination;
 use crate::recorder::{self, Open, Plan};
 use crate::signals::Signals;
 use crate::telemetry;
 use crate::window::Wanted;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use run_format::{Manifest, RunWriter, Side};
 use spdk_probes::{Choice, Options};
-use standin::Summary;
 use standin::spawn::Initiator;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+/// A process whose commands are recorded as the host's.
+pub trait Load {
+    /// Its number.
+    fn pid(&self) -> u32;
+
+    /// Lets its commands begin, where they have not, and waits until they are over.
+    ///
+    /// # Errors
+    /// There were none, or they failed.
+    fn finish(self) -> Result<()>;
+}
+
+impl Load for Initiator {
+    fn pid(&self) -> u32 {
+        Initiator::pid(self)
+    }
+
+    fn finish(self) -> Result<()> {
+        let summary = Initiator::finish(self)?;
+        ensure!(summary.commands > 0, "the load had no commands");
+        ensure!(summary.errors == 0, "{} of the initiator's commands failed", summary.errors);
+        Ok(())
+    }
+}
 
 /// What to record of a load.
 #[derive(Debug)]
@@ -33,30 +57,30 @@ pub fn runs(home: &Path) -> (PathBuf, PathBuf) {
     (home.join("host.run"), home.join("target.run"))
 }
 
-/// Records the initiator's load on both sides, from before it begins until it has ended. The target is the process
-/// with this number.
+/// Records the load on both sides, from before it begins (where it waits to begin) until it has ended. The target is the
+/// process with this number.
 ///
 /// # Errors
 /// When something can not be recorded, a signal came, or commands failed.
-pub fn record(target: u32, initiator: Initiator, wish: &Wish<'_>, signals: &Signals) -> Result<Summary> {
+pub fn record(target: u32, load: impl Load, wish: &Wish<'_>, signals: &Signals) -> Result<()> {
     std::fs::create_dir_all(wish.home).with_context(|| format!("create {}", wish.home.display()))?;
     let how = Options::default();
     let on_target =
         spdk_probes::Target::attach(&spdk_probes::find(Side::Target, &Choice::Pid(target))?, &how)?;
     let on_host =
-        spdk_probes::Host::attach(&spdk_probes::find(Side::Host, &Choice::Pid(initiator.pid()))?, &how)?;
+        spdk_probes::Host::attach(&spdk_probes::find(Side::Host, &Choice::Pid(load.pid()))?, &how)?;
 
-    // The host's recording ends with the initiator; the target's is then told to end.
+    // The host's recording ends with the load; the target's is then told to end.
     let enough = signals.another();
     let (host_run, target_run) = runs(wish.home);
-    let load = i32::try_from(initiator.pid()).map(Pid::from_raw).context("a process number")?;
+    let process = i32::try_from(load.pid()).map(Pid::from_raw).context("a process number")?;
     let over = AtomicBool::new(false);
-    let summary = std::thread::scope(|threads| {
+    let ended = std::thread::scope(|threads| {
         // A signal ends the load too.
         threads.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 if signals.came().is_some() {
-                    let _ = kill(load, Signal::SIGTERM);
+                    let _ = kill(process, Signal::SIGTERM);
                     return;
                 }
                 std::thread::sleep(Duration::from_millis(20));
@@ -66,7 +90,7 @@ pub fn record(target: u32, initiator: Initiator, wish: &Wish<'_>, signals: &Sign
             threads.spawn(|| recorder::record(on_target, &plan(&into(&target_run), wish), &enough));
         let recorded_host =
             threads.spawn(|| recorder::record(on_host, &plan(&into(&host_run), wish), signals));
-        let summary = initiator.finish();
+        let ended = load.finish();
         over.store(true, Ordering::Relaxed);
         let host = recorded_host.join();
         enough.raise();
@@ -74,16 +98,12 @@ pub fn record(target: u32, initiator: Initiator, wish: &Wish<'_>, signals: &Sign
         for recorded in [host, target] {
             recorded.map_err(|_| anyhow::anyhow!("a recording panicked"))??;
         }
-        summary
+        ended
     });
     if signals.came().is_some() {
         bail!("ended by a signal");
     }
-    let summary = summary?;
-    if summary.errors > 0 {
-        bail!("{} of the initiator's commands failed", summary.errors);
-    }
-    Ok(summary)
+    ended
 }
 
 /// Makes a run in this directory, in place of one that is there.

@@ -74,12 +74,28 @@ fn service_levels_set_the_exit_code() -> Result<()> {
     slo("latency.p999<=9s")?.expect(4, &[])?;
     slo("latency.p999<=9s,read:storage.p50<=1us")?.expect(3, &[])?;
     slo("compare:latency.p50<=1s")?.expect(4, &[])?;
+    // Rates are of an operation's or of all commands together, and have to be reached.
+    let said = slo("read.iops>=100,read/4KiB:iops>=0.1k,iops>=500,bandwidth>=1MiB/s")?.expect(0, &[])?;
+    ensure!(outcomes(&said)? == ["\"holds\""; 4]);
+    let rates = json(&said)?;
+    ensure!(rates["slo"][0]["class"] == "read" && rates["slo"][2]["class"].is_null(), "{}", rates["slo"]);
+    ensure!(rates["slo"][0]["value_rate"].as_f64() < rates["slo"][2]["value_rate"].as_f64());
+    ensure!(rates["slo"][0]["bound_ns"].is_null() && rates["slo"][0]["bound_rate"] == 100.0);
+    slo("read.iops>=90k")?.expect(3, &[])?;
+    slo("write.bandwidth>=1GB/s")?.expect(3, &[])?;
+    slo("compare.iops>=1")?.expect(4, &[])?;
     for (wrong, told) in [
         ("latency.p99<=1.05x", "has no time as its bound"),
         ("latency.typical<=1ms", "mean, p50, p90, p99 or p999"),
         ("beyond_host.p50<=1ms", "of one side alone"),
         ("latency.p98<=1ms", "is no statistic"),
         ("latency", "is no gate"),
+        ("read.iops<=90k", "write >="),
+        ("latency.p99>=1ms", "is no rate"),
+        ("read.iops>=90kB/s", "commands a second"),
+        ("read.bandwidth>=90k", "write 1GB/s"),
+        ("gremlins.iops>=1", "is no operation"),
+        ("iops>=-1", "always kept"),
     ] {
         slo(wrong)?.expect(2, &[told])?;
     }

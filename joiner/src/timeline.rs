@@ -5,7 +5,7 @@
 //! sample that does not lie after the one before it (a clock that jumped) begins anew.
 
 use crate::join::Joined;
-use run_format::{Endpoint, MetricKind, Point, Queue, Run, Side, Telemetry, increase};
+use run_format::{Endpoint, MetricKind, Point, Queue, Run, Side, Telemetry, TelemetryMetric, increase};
 use std::net::{IpAddr, SocketAddr};
 
 /// A length of time and what was in it.
@@ -101,6 +101,7 @@ const READ: &[(&str, &[&str])] = &[
             "pmtu",
             "unacked",
             "retransmitted",
+            "dsack_duplicates",
             "bytes_sent",
             "segments_out",
             "busy_time",
@@ -119,7 +120,7 @@ const READ: &[(&str, &[&str])] = &[
     ("softnet", &["dropped", "squeezed"]),
     ("cpu", &["user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal"]),
     ("sched", &["run_delay"]),
-    ("threads", &["run_delay"]),
+    ("threads", &["run_time", "run_delay"]),
     ("pressure", &["some"]),
     ("softirqs", &["net_rx"]),
     ("interrupts", &["interrupts"]),
@@ -139,6 +140,22 @@ const READ: &[(&str, &[&str])] = &[
     ("reactors", &["busy", "idle", "in_interrupt"]),
     ("spdk", &["buffer_waits", "pending_bdev_io", "transport_pending_buffers"]),
 ];
+
+/// Of these, what is a value that stands; all else counts up, also what a device names itself.
+const GAUGES: &[(&str, &[&str])] = &[
+    ("tcp", &["rtt", "min_rtt", "cwnd", "mss", "pmtu", "unacked", "receive_queue", "send_window"]),
+    ("link", &["mtu", "speed"]),
+    ("disk", &["inflight_reads", "inflight_writes"]),
+    ("smart", &["temperature", "critical_warning"]),
+    ("reactors", &["in_interrupt"]),
+];
+
+/// Whether a metric is of the kind that the rules take it for: a value that stands can not be read as one that counts.
+fn is_as_known(collector: &str, metric: &TelemetryMetric) -> bool {
+    let is_gauge = |(of, names): &(&str, &[&str])| *of == collector && names.contains(&metric.name.as_str());
+    let known = if GAUGES.iter().any(is_gauge) { MetricKind::Gauge } else { MetricKind::Counter };
+    metric.kind == known
+}
 
 impl Timeline {
     /// Reads the telemetry of two joined runs from when to when, on the host's clock. What can not be read is noted and
@@ -168,6 +185,13 @@ impl Timeline {
             let there = telemetry.metrics().get(collector).map_or(&[][..], Vec::as_slice);
             let read = |name: &str| names.is_empty() || names.contains(&name);
             for metric in there.iter().filter(|m| read(&m.name)) {
+                if !is_as_known(collector, metric) {
+                    self.notes.push(format!(
+                        "{collector}'s {} of the {side} is told to be of another kind than this version knows it as: it is left out",
+                        metric.name
+                    ));
+                    continue;
+                }
                 match telemetry.values(collector, &metric.name) {
                     Ok(lines) => {
                         for line in lines {

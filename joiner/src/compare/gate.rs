@@ -183,7 +183,7 @@ fn statistics() -> String {
 }
 
 /// `read`, `read/4096`, `write-zeroes/64KiB`.
-fn selector(text: &str) -> Result<(Operation, Option<u32>), String> {
+pub(crate) fn selector(text: &str) -> Result<(Operation, Option<u32>), String> {
     let (name, size) = match text.split_once('/') {
         Some((name, size)) => (name, Some(size)),
         None => (text, None),
@@ -246,7 +246,7 @@ fn parse_bound(text: &str) -> Result<Bound, String> {
 const LONGEST_NS: f64 = 3_600e9;
 
 /// A plain decimal number, perhaps with space before its unit: no `inf`, no `nan`, no exponent.
-fn number_of(text: &str) -> Option<f64> {
+pub(crate) fn number_of(text: &str) -> Option<f64> {
     let text = text.trim_end();
     let plain = |c: char| c.is_ascii_digit() || matches!(c, '.' | '+' | '-');
     text.parse().ok().filter(|n: &f64| n.is_finite() && n.abs() < 1e15 && text.chars().all(plain))

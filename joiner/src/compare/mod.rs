@@ -20,6 +20,7 @@ mod verdict;
 
 pub use differs::{Difference, LoadFigures};
 pub use gate::{Gate, GateResult, Outcome};
+pub(crate) use gate::{number_of, selector};
 pub use input::Input;
 pub(crate) use input::{has_run, is_same_recording};
 pub use junit::Failure;

@@ -116,6 +116,20 @@ impl InFlight {
         self.begins.len()
     }
 
+    /// Times in which nothing was over though something was under way, far longer than it takes from one end to the next:
+    /// the machine was away, or all of storage stood still.
+    pub(crate) fn standstills(&self) -> Vec<(i64, i64)> {
+        /// So many times the median from one end to the next, which ends that come at random do not reach.
+        const FAR: i64 = 20;
+        /// And so long at least, ns: shorter is how any scheduler has it.
+        const LEAST: i64 = 5_000_000;
+        let gaps = || self.ends.windows(2).map(|pair| (pair[0], pair[1]));
+        let mut lengths: Vec<i64> = gaps().map(|(from, to)| to - from).collect();
+        lengths.sort_unstable();
+        let far = percentile(&lengths, 0.5).saturating_mul(FAR).max(LEAST);
+        gaps().filter(|&(from, to)| to - from >= far && self.at(from) > 0).collect()
+    }
+
     /// How many were over from when to when.
     pub(crate) fn over_in(&self, from: i64, to: i64) -> usize {
         let before = |t: i64| self.ends.partition_point(|&e| e < t);

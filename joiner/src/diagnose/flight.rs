@@ -1,7 +1,8 @@
-//! Ties retransmissions to the very commands that were in flight on their queue. What they mean is the rules' to say.
+//! Ties retransmissions to the very commands that were in flight on their queue, and tells those that nothing was lost
+//! for. What they mean is the rules' to say.
 
 use super::facts::{Facts, Row, sides};
-use crate::timeline::is_of_queue;
+use crate::timeline::{Line, is_of_queue};
 use run_format::{Side, Stage};
 use serde::Serialize;
 
@@ -26,6 +27,10 @@ pub struct Stall {
     pub to_ns: i64,
     /// Segments that were sent again.
     pub segments: f64,
+    /// Of these, those that the receiver then reported to have had already (a duplicate selective acknowledgement,
+    /// RFC 2883), so that nothing was lost: a probe or a timeout that came before a late acknowledgement. Null where the
+    /// sender's connection was not sampled.
+    pub needless: Option<f64>,
     /// Commands in flight on the queue; of a sample's growth, those that were slow in the network.
     pub commands: u64,
     /// Their median time in the network, ns; null where there are none.
@@ -42,6 +47,13 @@ pub struct Stall {
     pub(crate) place: usize,
 }
 
+impl Stall {
+    /// Segments that were sent again and had been lost, as far as is known.
+    pub(crate) fn needed(&self) -> f64 {
+        (self.segments - self.needless.unwrap_or(0.0)).max(0.0)
+    }
+}
+
 /// All retransmissions on connections of the queues, in order of time.
 pub(super) fn stalls(facts: &Facts<'_>) -> Vec<Stall> {
     let mut stalls = Vec::new();
@@ -54,9 +66,10 @@ pub(super) fn stalls(facts: &Facts<'_>) -> Vec<Stall> {
             };
             // A side that does not know its ends goes by what the other knows.
             let known = if of_side.host.is_some() { of_side } else { &queue.host };
+            let mut of_side = Vec::new();
             let mut add = |object: &str, from: i64, to: i64, segments: f64| {
                 let rows = in_flight(facts, place, longest, (from, to));
-                stalls.push(stall(facts, place, side, object, (from, to), segments, rows));
+                of_side.push(stall(facts, place, side, object, (from, to), segments, rows));
             };
             if facts.timeline.watched(side) {
                 let here = facts.timeline.retransmissions().iter();
@@ -70,20 +83,51 @@ pub(super) fn stalls(facts: &Facts<'_>) -> Vec<Stall> {
                     }
                 }
                 events.into_iter().for_each(|(at, object, n)| add(object, at, at, n));
-                continue;
-            }
-            for line in facts.timeline.lines(side, "tcp", "retransmitted") {
-                if is_of_queue(&line.object, side, known) {
-                    for span in line.spans.iter().filter(|s| s.grown() > 0.5) {
-                        add(&line.object, span.from, span.to, span.grown().round());
+            } else {
+                for line in facts.timeline.lines(side, "tcp", "retransmitted") {
+                    if is_of_queue(&line.object, side, known) {
+                        for span in line.spans.iter().filter(|s| s.grown() > 0.5) {
+                            add(&line.object, span.from, span.to, span.grown().round());
+                        }
                     }
                 }
             }
+            of_side.sort_by_key(|stall: &Stall| stall.from_ns);
+            for duplicates in facts.timeline.lines(side, "tcp", "dsack_duplicates") {
+                if is_of_queue(&duplicates.object, side, known) {
+                    let again = facts.timeline.line(side, "tcp", "retransmitted", &duplicates.object);
+                    tell_needless(&mut of_side, duplicates, again);
+                }
+            }
+            stalls.append(&mut of_side);
         }
     }
     stalls.sort_by_key(|stall: &Stall| (stall.from_ns, stall.place));
     stalls.truncate(KEPT);
     stalls
+}
+
+/// Tells of each stall of a connection how much of it was needless: what the receiver reports as duplicates in a sample is
+/// of the segments that were sent again last before the sample's end. A report comes one round trip after them.
+fn tell_needless(stalls: &mut [Stall], duplicates: &Line, again: Option<&Line>) {
+    let mut here: Vec<&mut Stall> =
+        stalls.iter_mut().filter(|s| s.connection == duplicates.object).collect();
+    here.iter_mut().for_each(|stall| stall.needless = Some(0.0));
+    // One event may be a packet of several segments, and the reports are of segments.
+    let seen: f64 = here.iter().map(|s| s.segments).sum();
+    let each = (again.and_then(Line::grown).unwrap_or(0.0) / seen.max(1.0)).max(1.0);
+    for span in &duplicates.spans {
+        let mut reported = span.grown().round().max(0.0) / each;
+        let before = here.partition_point(|s| s.from_ns <= span.to);
+        for stall in here[..before].iter_mut().rev() {
+            if reported <= 0.0 {
+                break;
+            }
+            let taken = reported.min(stall.needed());
+            stall.needless = Some(stall.needless.unwrap_or(0.0) + taken);
+            reported -= taken;
+        }
+    }
 }
 
 /// The commands on the wire between when and when; of a stretch of time, those that were slow.
@@ -126,6 +170,7 @@ fn stall(
         from_ns,
         to_ns,
         segments,
+        needless: None,
         commands: rows.len() as u64,
         network_ns: median(&|row| row.stage(Stage::Network)),
         normal_ns: median(&|row| network_median(facts, row)),

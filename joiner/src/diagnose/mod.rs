@@ -10,6 +10,8 @@ mod facts;
 mod figures;
 mod flight;
 mod guide;
+#[cfg(test)]
+mod hostile;
 mod levels;
 mod part;
 mod render;

@@ -10,7 +10,8 @@ use crate::table::count;
 use crate::threads;
 use run_format::Run;
 
-/// Bytes that a command of either side takes while runs are joined, and then diagnosed: measured.
+/// About the bytes that a command of either side takes while runs are joined and then diagnosed: an estimate from what
+/// is held of each (its columns, its pair, its row and what the rules sort), which bounds no other part of the program.
 const COMMAND: u64 = 420;
 /// What the program takes besides.
 const FIXED: u64 = 64 << 20;

@@ -346,9 +346,10 @@ fn write_stalls(out: &mut String, stalls: &[Stall]) -> std::fmt::Result {
             format!("from {:.3} to {:.3} s", stall.from_ns as f64 / 1e9, stall.to_ns as f64 / 1e9)
         };
         let text = format!(
-            "{when}: {} by the {}; {} commands, in the network {} in the median (normal {}), the slowest took {}",
+            "{when}: {} by the {}{}; {} commands, in the network {} in the median (normal {}), the slowest took {}",
             number(stall.segments),
             stall.side,
+            if stall.needed() < 0.5 { ", needlessly" } else { "" },
             count(stall.commands),
             of(stall.network_ns),
             of(stall.normal_ns),

@@ -75,6 +75,8 @@ pub(super) struct World {
     pub(super) neighbour: u32,
     pub(super) bursts: bool,
     pub(super) one_in: u32,
+    /// The machine is away: every so many ns, for how long. What was due then ends when it is back.
+    pub(super) away: Option<(i64, i64)>,
 }
 
 impl World {
@@ -110,6 +112,7 @@ impl World {
             neighbour: 0,
             bursts: false,
             one_in: 1,
+            away: None,
         }
     }
 
@@ -400,8 +403,17 @@ impl<'w> Simulation<'w> {
         self.begin(place, at + pause);
     }
 
-    /// When storage is done with a command.
+    /// When storage is done with a command, and somebody is there to see it.
     fn storage(&mut self, now: i64, n: usize) -> i64 {
+        let done = self.served(now, n);
+        match self.world.away {
+            Some((every, length)) if done % every < length => done / every * every + length,
+            _ => done,
+        }
+    }
+
+    /// When storage has served a command.
+    fn served(&mut self, now: i64, n: usize) -> i64 {
         let factor = within(now, self.world.slow_storage);
         let mut served = |least: i64, mean: f64, factor: f64| {
             ((least + more(&mut self.random, mean)) as f64 * factor) as i64
@@ -445,6 +457,9 @@ fn within(now: i64, slow: Option<(i64, i64, f64)>) -> f64 {
         _ => 1.0,
     }
 }
+
+/// Changes a collector's metrics and rows before they are written.
+pub(super) type Change<'a> = dyn FnMut(&mut Vec<TelemetryMetric>, &mut Vec<TelemetryRow>) + 'a;
 
 /// One metric of one object, sampled.
 pub(super) struct Sampled {
@@ -490,18 +505,23 @@ pub(super) fn connection(side: Side, queue: u32) -> String {
 impl Happened {
     /// Writes both runs with their telemetry, sampled every 100 ms, by the run format's own writers.
     pub(super) fn write(&self, folder: &Path, telemetry: &[Sampled]) -> (Run, Run) {
+        self.write_as(folder, telemetry, &mut |_, _| ())
+    }
+
+    /// The same, with each collector's metrics and rows in the order of time changed by `change` before they are written.
+    pub(super) fn write_as(&self, folder: &Path, telemetry: &[Sampled], change: &mut Change<'_>) -> (Run, Run) {
         let runs = self.load.observe(self.host.clone(), self.target.clone());
         let (host, target) = runs.write(folder).unwrap();
         for (run, side) in [(&host, Side::Host), (&target, Side::Target)] {
             let of_side: Vec<&Sampled> = telemetry.iter().filter(|s| s.side == side).collect();
             if !of_side.is_empty() {
-                self.write_telemetry(run.directory(), side, &of_side);
+                self.write_telemetry(run.directory(), side, &of_side, change);
             }
         }
         (Run::open(host.directory()).unwrap(), Run::open(target.directory()).unwrap())
     }
 
-    fn write_telemetry(&self, run: &Path, side: Side, lines: &[&Sampled]) {
+    fn write_telemetry(&self, run: &Path, side: Side, lines: &[&Sampled], change: &mut Change<'_>) {
         let writer = TelemetryWriter::create(run).unwrap();
         let sink = writer.sink().unwrap();
         let mut collectors: Vec<&str> = lines.iter().map(|l| l.collector).collect();
@@ -542,6 +562,7 @@ impl Happened {
                 line.events.iter().for_each(|&at| row(at, place(line.metric), &line.object, Some(1.0)));
             }
             rows.sort_by_key(|row| row.at);
+            change(&mut metrics, &mut rows);
             let metrics: Arc<[TelemetryMetric]> = metrics.into();
             sink.give(TelemetryBatch { collector: collector.into(), anew: true, rows, metrics });
         }

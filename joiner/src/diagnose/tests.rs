@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 const SEEDS: std::ops::Range<u64> = 1..11;
 
 /// What a healthy system's telemetry says: connections without loss, CPUs with time, reactors with idle time.
-fn healthy(world: &World) -> Vec<Sampled> {
+pub(super) fn healthy(world: &World) -> Vec<Sampled> {
     let seconds = |at: i64| at as f64 / 1e9;
     let mut lines = Vec::new();
     for side in [Host, Target] {
@@ -61,7 +61,7 @@ fn healthy(world: &World) -> Vec<Sampled> {
 }
 
 /// Puts lines in the place of those of the same name and object.
-fn replace(lines: &mut Vec<Sampled>, other: Sampled) {
+pub(super) fn replace(lines: &mut Vec<Sampled>, other: Sampled) {
     lines.retain(|l| {
         (l.side, l.collector, l.metric, &l.object)
             != (other.side, other.collector, other.metric, &other.object)
@@ -90,7 +90,7 @@ fn names(diagnosis: &Diagnosis) -> Vec<&'static str> {
 }
 
 /// That every cause is told of exactly once.
-fn complete(diagnosis: &Diagnosis) {
+pub(super) fn complete(diagnosis: &Diagnosis) {
     let told = diagnosis
         .causes
         .iter()
@@ -115,7 +115,7 @@ fn is_not_named(cause: Cause, seed: u64, diagnosis: &Diagnosis) {
     assert!(!names(diagnosis).contains(&cause.name()), "seed {seed}: {}", diagnosis.to_table());
 }
 
-fn is_clean(what: &str, seed: u64, diagnosis: &Diagnosis) {
+pub(super) fn is_clean(what: &str, seed: u64, diagnosis: &Diagnosis) {
     complete(diagnosis);
     assert!(diagnosis.causes.is_empty(), "{what}, seed {seed}: {}", diagnosis.to_table());
 }
@@ -155,6 +155,31 @@ fn fabric_loss_is_tied_to_the_commands_in_flight() {
             }
         });
         is_first(Cause::FabricLoss, seed, &counted);
+        // A receiver that was away acknowledges late: what was sent again meanwhile it had already, and says so. Its
+        // commands are slow all the same.
+        let reported = |share: usize| {
+            move |lines: &mut Vec<Sampled>, happened: &Happened| {
+                lines.extend(event_lines(happened, 4));
+                for queue in 0..4 {
+                    let all = happened.losses.iter().filter(|l| l.1 == queue).map(|l| l.0);
+                    let times: Vec<i64> = all.enumerate().filter(|(n, _)| n % share == 0).map(|t| t.1).collect();
+                    // A report comes after the next round trip.
+                    let count = move |at: i64| Some(times.partition_point(|&t| t + 1_000_000 <= at) as f64);
+                    let of = connection(Target, queue);
+                    lines.push(sampled(Target, "tcp", "dsack_duplicates", Counter, &of, count));
+                }
+            }
+        };
+        let late = diagnosed(&lossy, reported(1));
+        is_not_named(Cause::FabricLoss, seed, &late);
+        assert!(late.stalls.iter().all(|s| s.needed() < 0.5), "{:?}", late.stalls);
+        let why = late.ruled_out.iter().find(|j| j.cause == Cause::FabricLoss).map(|j| j.why.as_str());
+        assert!(why.is_some_and(|why| why.contains("DSACK")), "{why:?}");
+        // A third of them needless leaves the rest lost.
+        let some = diagnosed(&lossy, reported(3));
+        is_first(Cause::FabricLoss, seed, &some);
+        let (lost, all) = some.stalls.iter().fold((0.0, 0.0), |(n, all), s| (n + s.needed(), all + s.segments));
+        assert!((0.6..0.75).contains(&(lost / all)), "{lost} of {all}");
         // Needless retransmissions, that hold nothing up.
         let spurious = World { losses: 8.0, stall: 0, ..World::new(seed) };
         let diagnosis = diagnosed(&spurious, |lines, happened| lines.extend(event_lines(happened, 4)));
@@ -334,6 +359,23 @@ fn host_cpu_is_short_while_the_host_is_slow() {
         is_first(Cause::HostCpu, seed, &diagnosed(&slow, steal(0.4)));
         is_clean("steal that costs nothing", seed, &diagnosed(&World::new(seed), steal(0.4)));
         is_not_named(Cause::HostCpu, seed, &diagnosed(&slow, steal(0.01)));
+        // A machine that is short of CPUs, and a process whose thread has one when it needs it, or has not.
+        let waits = |share: f64| {
+            move |lines: &mut Vec<Sampled>, _: &Happened| {
+                let slow = |at: i64| {
+                    ((at / 1_000_000_000) * 300_000_000
+                        + (at % 1_000_000_000 - 300_000_000).clamp(0, 300_000_000)) as f64
+                };
+                let thread = "42 reactor_1";
+                lines.push(sampled(Host, "pressure", "some", Counter, "cpu", move |at| Some(slow(at) / 1e3 * 0.6)));
+                lines.push(sampled(Host, "threads", "run_time", Counter, thread, |at| Some(at as f64 * 0.3)));
+                lines.push(sampled(Host, "threads", "run_delay", Counter, thread, move |at| {
+                    Some(slow(at) * share)
+                }));
+            }
+        };
+        is_first(Cause::HostCpu, seed, &diagnosed(&slow, waits(0.5)));
+        is_not_named(Cause::HostCpu, seed, &diagnosed(&slow, waits(0.02)));
     }
 }
 
@@ -426,6 +468,14 @@ fn an_iops_limit_lets_the_same_number_through() {
         let below =
             World { storage: Storage::Limit(100_000, 60_000.0), places: 8, pause: 4e6, ..World::new(seed) };
         is_clean("below the limit", seed, &bare(&below));
+        // A machine that is away now and then completes nothing meanwhile and much afterwards.
+        let away = Some((500_000_000, 40_000_000));
+        is_first(Cause::IopsLimit, seed, &bare(&World { away, ..limited.clone() }));
+        // A drive that serves one at a time and is full completes unevenly, whether or not the machine is away.
+        for away in [None, away] {
+            let full = World { storage: Storage::Serial(0, 100_000.0, 0.0), away, ..limited.clone() };
+            is_first(Cause::DriveSaturated, seed, &bare(&full));
+        }
     }
 }
 

@@ -15,22 +15,22 @@ use std::collections::BTreeMap;
 pub(super) const NETWORK: &[SubStage] = &[SubStage::NetworkOut, SubStage::NetworkData, SubStage::NetworkBack];
 
 const RETRANSMISSIONS: Threshold = Threshold {
-    name: "retransmissions",
+    name: "segments lost",
     value: 3.0,
-    unit: "segments",
-    why: "one or two happen on any network: a tail loss probe is one",
+    unit: "segments sent again that the receiver did not have already (DSACK)",
+    why: "one or two happen on any network; a receiver whose CPU was away acknowledges late, and the probe or timeout that came before is a resend of what was not lost",
 };
 const TIED: Threshold = Threshold {
     name: "network time of the commands in flight",
     value: 2.0,
     unit: "x the class's median",
-    why: "a retransmission that delayed nothing (a probe, a spurious one) leaves its commands as fast as the rest",
+    why: "a retransmission that delayed nothing leaves its commands as fast as the rest",
 };
 
 pub(super) const LOSS: Rule = Rule {
     cause: Cause::FabricLoss,
     shows: "segments were sent again on a queue's connection, and the very commands in flight there then were slow in the network",
-    refutes: "no segment was sent again on any queue's connection, or the commands in flight then were as fast as the rest",
+    refutes: "no segment was sent again on any queue's connection, the receiver had those that were (it acknowledges duplicates), or the commands in flight then were as fast as the rest",
     thresholds: &[&RETRANSMISSIONS, &TIED, &LEAST],
     mitigation: "find where segments are dropped (switch port counters, cables and optics, NIC ring sizes: ethtool -S, ethtool -g) and end it there; until then lower the load on that link or spread it over another path",
     trade_off: "larger NIC rings and switch buffers trade loss for queueing delay; flow control (pause, PFC) trades it for blocking others",
@@ -45,11 +45,20 @@ fn loss(facts: &Facts<'_>) -> Verdict {
             "no queue goes over TCP; lost packets of RDMA are congestion's to tell".into(),
         );
     }
-    let stalls = stalls(facts);
-    let segments: f64 = stalls.iter().map(|s| s.segments).sum();
+    let (stalls, needless): (Vec<Stall>, Vec<Stall>) =
+        stalls(facts).into_iter().partition(|stall| stall.needed() >= 0.5);
+    let segments: f64 = stalls.iter().map(Stall::needed).sum();
+    let already: f64 = stalls.iter().chain(&needless).filter_map(|s| s.needless).sum();
     let seen = sides().into_iter().filter(|&side| sees_connections(facts, side)).count();
     let (all, tail) = facts.excess_in(NETWORK);
     if segments < RETRANSMISSIONS.value {
+        if already >= 0.5 {
+            return Verdict::RuledOut(format!(
+                "{} segments were sent again, but the receiver had {} of them already (DSACK): its acknowledgements were late, and nothing was lost",
+                number(segments + already),
+                number(already)
+            ));
+        }
         if seen == 2 {
             return Verdict::RuledOut(format!(
                 "{} of the queues' connections, watched on both sides, {} sent again",
@@ -82,7 +91,7 @@ fn loss(facts: &Facts<'_>) -> Verdict {
     let mut claim = vec![0i64; facts.rows.len()];
     let (mut ratios, mut by_queue): (Vec<f64>, BTreeMap<usize, f64>) = (Vec::new(), BTreeMap::new());
     for stall in &stalls {
-        *by_queue.entry(stall.place).or_default() += stall.segments;
+        *by_queue.entry(stall.place).or_default() += stall.needed();
         for &n in &stall.rows {
             let row = &facts.rows[n];
             if claim[n] == 0 {
@@ -105,7 +114,7 @@ fn loss(facts: &Facts<'_>) -> Verdict {
     Verdict::Holds(Found {
         stage: Stage::Network,
         subject: facts.queues.get(worst).map(|q| q.name.clone()),
-        evidence: loss_evidence(facts, &stalls, &claim, slower, segments),
+        evidence: loss_evidence(facts, &stalls, &claim, slower, (segments, already)),
         not_refuted: vec![format!(
             "had the retransmissions been needless, their commands would have been as fast as the rest; they took {}x the network's median",
             number(slower)
@@ -122,7 +131,7 @@ fn loss_evidence(
     stalls: &[Stall],
     claim: &[i64],
     slower: f64,
-    segments: f64,
+    (segments, already): (f64, f64),
 ) -> Vec<Evidence> {
     let touched: Vec<&Row> =
         facts.rows.iter().zip(claim).filter(|(_, c)| **c > 0).map(|(row, _)| row).collect();
@@ -132,18 +141,23 @@ fn loss_evidence(
     let span = (stalls.first().map_or(0, |s| s.from_ns), stalls.iter().map(|s| s.to_ns).max().unwrap_or(0));
     let mut sides: BTreeMap<&str, f64> = BTreeMap::new();
     for stall in stalls {
-        *sides.entry(if stall.side == Side::Host { "host" } else { "target" }).or_default() += stall.segments;
+        *sides.entry(if stall.side == Side::Host { "host" } else { "target" }).or_default() += stall.needed();
     }
     let by: Vec<String> = sides.iter().map(|(side, n)| format!("{} by the {side}", number(*n))).collect();
     let queues: std::collections::BTreeSet<usize> = stalls.iter().map(|s| s.place).collect();
     let first = stalls.first();
     let mut evidence = vec![
         Evidence::said(format!(
-            "{} segments were sent again on {} ({}){}",
+            "{} segments were lost and sent again on {} ({}){}{}",
             number(segments),
             plural(queues.len(), "queue"),
             by.join(", "),
-            if exact == stalls.len() { ", each seen as it happened" } else { "" }
+            if exact == stalls.len() { ", each seen as it happened" } else { "" },
+            if already >= 0.5 {
+                format!("; {} more were sent again needlessly", number(already))
+            } else {
+                String::new()
+            }
         ))
         .of(first.map(|s| s.side), "tcp.retransmitted", first.map_or("", |s| s.connection.as_str()))
         .between(span)

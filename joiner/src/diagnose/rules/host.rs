@@ -40,10 +40,16 @@ const RUN_DELAY: Threshold = Threshold {
     unit: "threads waiting for each CPU that submits",
     why: "a quarter of a thread that always waits is one that often finds its CPU taken",
 };
+const THREAD_WAITS: Threshold = Threshold {
+    name: "run-queue delay of a thread of the host's process",
+    value: 0.10,
+    unit: "of the time",
+    why: "a thread that is woken for each completion waits some microseconds each time, a few hundredths in all; one whose CPU is taken waits for others' time slices, milliseconds each",
+};
 const PRESSURE: Threshold = Threshold {
     name: "CPU pressure",
     value: 0.30,
-    unit: "of the time with a thread stalled",
+    unit: "of the time with a thread stalled, where the host's own threads are not known",
     why: "short stalls of other programs' threads make up to a fifth on any busy machine",
 };
 const WITH_IT: Threshold = Threshold {
@@ -57,7 +63,7 @@ pub(super) const CPU: Rule = Rule {
     cause: Cause::HostCpu,
     shows: "steal, softirq time, run-queue delay or CPU pressure is high on the CPUs that submit, and the host's stages (with the way back, which ends when a CPU takes the completion) are slow while it is",
     refutes: "the CPUs that submit have time, or the host's stages have little of the excess",
-    thresholds: &[&STEAL, &SOFTIRQ, &RUN_DELAY, &PRESSURE, &WITH_IT, &WAITS_AS_LONG, &LEAST, &NOT_THERE],
+    thresholds: &[&STEAL, &SOFTIRQ, &RUN_DELAY, &THREAD_WAITS, &PRESSURE, &WITH_IT, &WAITS_AS_LONG, &LEAST, &NOT_THERE],
     mitigation: "keep other work off the CPUs that do I/O (cpusets, isolcpus, IRQ affinity), give the virtual machine dedicated CPUs, or spread the load over more queues and CPUs",
     trade_off: "CPUs set aside for I/O are idle when it is",
     verify: "fabscope diagnose AFTER_HOST.run AFTER_TARGET.run --baseline BEFORE --slo 'host_driver.p99<=100us'",
@@ -129,6 +135,17 @@ fn pressures(facts: &Facts<'_>) -> Vec<Pressure> {
                 object: object.clone(),
             });
         }
+    }
+    // How long the threads that do the I/O waited is known of a process. What others wait for, and whether the machine
+    // as a whole is short of CPUs, says no more then.
+    let threads = waiting_threads(facts);
+    if !threads.is_empty() {
+        pressures.extend(threads);
+        pressures.retain(|p| !p.spans.is_empty());
+        return pressures;
+    }
+    for cpu in &cpus {
+        let object = format!("cpu{cpu}");
         if let Some(line) = facts.timeline.line(Side::Host, "sched", "run_delay", &object) {
             pressures.push(Pressure {
                 name: RUN_DELAY.name,
@@ -152,6 +169,26 @@ fn pressures(facts: &Facts<'_>) -> Vec<Pressure> {
     }
     pressures.retain(|p| !p.spans.is_empty());
     pressures
+}
+
+/// How long each thread of the host's process that works or would like to waited for a CPU; none where it was not
+/// sampled, as of the kernel's host, which is no process.
+fn waiting_threads(facts: &Facts<'_>) -> Vec<Pressure> {
+    /// Threads that neither run nor wait for so much of the time do not do the I/O.
+    const WORKS: f64 = 0.05;
+    let ran = |object: &str| {
+        facts.timeline.line(Side::Host, "threads", "run_time", object).and_then(Line::mean).unwrap_or(0.0)
+    };
+    let works = |line: &&Line| (line.mean().unwrap_or(0.0) + ran(&line.object)) / 1e9 >= WORKS;
+    let of = |line: &Line| Pressure {
+        name: "run-queue delay",
+        limit: THREAD_WAITS.value,
+        unit: "of the time",
+        metric: "threads.run_delay".into(),
+        object: line.object.clone(),
+        spans: line.spans.iter().map(|s| (s.from, s.to, s.value / 1e9)).collect(),
+    };
+    facts.timeline.lines(Side::Host, "threads", "run_delay").filter(works).map(of).collect()
 }
 
 fn cpu(facts: &Facts<'_>) -> Verdict {
