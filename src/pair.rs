@@ -67,8 +67,7 @@ pub fn record(target: u32, load: impl Load, wish: &Wish<'_>, signals: &Signals) 
     let how = Options::default();
     let on_target =
         spdk_probes::Target::attach(&spdk_probes::find(Side::Target, &Choice::Pid(target))?, &how)?;
-    let on_host =
-        spdk_probes::Host::attach(&spdk_probes::find(Side::Host, &Choice::Pid(load.pid()))?, &how)?;
+    let on_host = spdk_probes::Host::attach(&spdk_probes::find(Side::Host, &Choice::Pid(load.pid()))?, &how)?;
 
     // The host's recording ends with the load; the target's is then told to end.
     let enough = signals.another();

@@ -42,6 +42,35 @@ fn recorded_real_runs_have_no_cause_and_say_what_it_is_not() -> Result<()> {
     Ok(())
 }
 
+/// Real recordings of the stand-in, on machines whose CPUs were away for milliseconds now and then.
+#[test]
+fn what_a_busy_machine_does_to_a_recording_is_no_loss_and_no_full_drive() -> Result<()> {
+    // Nothing was injected. The receiver acknowledged late, and says of each segment that was sent again meanwhile that
+    // it had it already.
+    let said =
+        diagnose(&[text(&data("standin-late-acknowledgements"))?, "--format", "json"])?.expect(0, &[])?;
+    let diagnosis = json(&said)?;
+    ensure!(diagnosis["causes"].as_array().is_some_and(Vec::is_empty), "{}", diagnosis["causes"]);
+    let ruled_out = diagnosis["ruled_out"].as_array().context("ruled_out")?;
+    let loss = ruled_out.iter().find(|judged| judged["cause"] == "fabric_loss").context("fabric_loss")?;
+    ensure!(
+        loss["why"].as_str().is_some_and(|why| why.contains("7 segments") && why.contains("DSACK")),
+        "{loss}"
+    );
+    let of = |stall: &Value| (stall["segments"].as_f64(), stall["needless"].as_f64());
+    let stalls = diagnosis["stalls"].as_array().context("stalls")?;
+    let needless = stalls.iter().filter(|stall| of(stall).1 >= Some(1.0)).count();
+    ensure!(stalls.len() == 7 && needless == 6, "{stalls:?}");
+    // An exact limit of 2,000 a second was injected, and the machine was away for 50 ms at a time.
+    let said =
+        diagnose(&[text(&data("standin-iops-limit-and-gaps"))?, "--format", "json"])?.expect(0, &[])?;
+    let diagnosis = json(&said)?;
+    ensure!(diagnosis["causes"][0]["cause"] == "iops_limit", "{}", diagnosis["causes"]);
+    let rate = diagnosis["causes"][0]["evidence"][0]["value"].as_f64();
+    ensure!(rate.is_some_and(|rate| (1_900.0..2_100.0).contains(&rate)), "{rate:?}");
+    Ok(())
+}
+
 #[test]
 fn a_baseline_of_the_same_runs_leaves_nothing_to_explain() -> Result<()> {
     let (folder, other) = (data("spdk-26.05"), data("spdk-24.09"));

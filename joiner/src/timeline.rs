@@ -276,6 +276,9 @@ impl Timeline {
 pub(crate) const RETRANSMITS: &str = "retransmits";
 const RETRANSMIT: &str = "retransmit";
 
+/// No counter grows by more between two samples: a value beyond is no count. Nanoseconds of ten years are less.
+const MOST: f64 = 1e18;
+
 /// The spans between samples, on the host's clock.
 fn spans(
     points: &[Point],
@@ -301,6 +304,7 @@ fn spans(
                 .value
                 .zip(after.value)
                 .and_then(|(b, a)| increase(b, a, bits))
+                .filter(|grown| *grown <= MOST)
                 .map(|grown| grown * 1e9 / (end - start) as f64),
         };
         if let Some(value) = value.filter(|v| v.is_finite()) {

@@ -123,11 +123,13 @@ impl InFlight {
         const FAR: i64 = 20;
         /// And so long at least, ns: shorter is how any scheduler has it.
         const LEAST: i64 = 5_000_000;
-        let gaps = || self.ends.windows(2).map(|pair| (pair[0], pair[1]));
+        // It may stand still from the first command on.
+        let before = || self.begins.first().into_iter().chain(&self.ends).copied();
+        let gaps = || before().zip(self.ends.iter().copied());
         let mut lengths: Vec<i64> = gaps().map(|(from, to)| to - from).collect();
         lengths.sort_unstable();
         let far = percentile(&lengths, 0.5).saturating_mul(FAR).max(LEAST);
-        gaps().filter(|&(from, to)| to - from >= far && self.at(from) > 0).collect()
+        gaps().filter(|&(from, to)| to - from >= far && self.at(from.saturating_add(1)) > 0).collect()
     }
 
     /// How many were over from when to when.

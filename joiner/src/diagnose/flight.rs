@@ -110,8 +110,7 @@ pub(super) fn stalls(facts: &Facts<'_>) -> Vec<Stall> {
 /// Tells of each stall of a connection how much of it was needless: what the receiver reports as duplicates in a sample is
 /// of the segments that were sent again last before the sample's end. A report comes one round trip after them.
 fn tell_needless(stalls: &mut [Stall], duplicates: &Line, again: Option<&Line>) {
-    let mut here: Vec<&mut Stall> =
-        stalls.iter_mut().filter(|s| s.connection == duplicates.object).collect();
+    let mut here: Vec<&mut Stall> = stalls.iter_mut().filter(|s| s.connection == duplicates.object).collect();
     here.iter_mut().for_each(|stall| stall.needless = Some(0.0));
     // One event may be a packet of several segments, and the reports are of segments.
     let seen: f64 = here.iter().map(|s| s.segments).sum();

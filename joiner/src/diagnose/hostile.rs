@@ -14,7 +14,7 @@ use run_format::{MetricKind, Nanos, TelemetryMetric, TelemetryRow};
 type Harm = (&'static str, fn(&mut Random, &mut Vec<TelemetryMetric>, &mut Vec<TelemetryRow>));
 
 fn counters(metrics: &[TelemetryMetric], row: &TelemetryRow) -> bool {
-    metrics.get(usize::from(row.metric)).is_some_and(|m| m.kind == MetricKind::Counter)
+    metrics.get(usize::from(row.metric)).is_some_and(|m| m.kind == Counter)
 }
 
 const SECOND: u64 = 1_000_000_000;
@@ -38,7 +38,7 @@ const HARMS: &[Harm] = &[
         }
     }),
     ("counters of 32 bits that wrap", |_, metrics, rows| {
-        metrics.iter_mut().filter(|m| m.kind == MetricKind::Counter).for_each(|m| m.bits = Some(32));
+        metrics.iter_mut().filter(|m| m.kind == Counter).for_each(|m| m.bits = Some(32));
         let of = |row: &TelemetryRow| counters(metrics, row);
         for row in rows.iter_mut().filter(|row| of(row)) {
             row.value = row.value.map(|v| (v + 4_294_967_296.0 - 1_000.0) % 4_294_967_296.0);
@@ -105,8 +105,8 @@ const HARMS: &[Harm] = &[
     ("values that can not be", |random, _, rows| {
         for row in rows.iter_mut() {
             if random.below(4) == 0 {
-                let values = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0, 1e308, 0.0, f64::MIN_POSITIVE];
-                row.value = values.get(random.below(8) as usize).copied();
+                let values = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0, 1e308];
+                row.value = values.get(random.below(6) as usize).copied();
             }
         }
     }),
@@ -135,8 +135,8 @@ fn everything(world: &World) -> Vec<Sampled> {
 fn harmed(world: &World, seed: u64, harm: &Harm) -> Diagnosis {
     let folder = tempfile::tempdir().unwrap();
     let mut random = Random::new(seed);
-    let (host, target) =
-        run(world).write_as(folder.path(), &everything(world), &mut |metrics, rows| harm.1(&mut random, metrics, rows));
+    let (host, target) = run(world)
+        .write_as(folder.path(), &everything(world), &mut |metrics, rows| harm.1(&mut random, metrics, rows));
     diagnose(&host, &target, &DiagnoseOptions::default()).unwrap()
 }
 

@@ -509,7 +509,12 @@ impl Happened {
     }
 
     /// The same, with each collector's metrics and rows in the order of time changed by `change` before they are written.
-    pub(super) fn write_as(&self, folder: &Path, telemetry: &[Sampled], change: &mut Change<'_>) -> (Run, Run) {
+    pub(super) fn write_as(
+        &self,
+        folder: &Path,
+        telemetry: &[Sampled],
+        change: &mut Change<'_>,
+    ) -> (Run, Run) {
         let runs = self.load.observe(self.host.clone(), self.target.clone());
         let (host, target) = runs.write(folder).unwrap();
         for (run, side) in [(&host, Side::Host), (&target, Side::Target)] {

@@ -295,7 +295,9 @@ mod tests {
             assert_eq!(least.rate == Rate::Iops, text.contains("iops"));
             assert_eq!(least.operation.is_some(), text.starts_with(['r', 'w']));
         }
-        for text in ["iops>=", "iops>=0", "iops>=1e9", "iops>=inf", "bandwidth>=1GB", "x>=1", ">=1", "iops>90"] {
+        for text in
+            ["iops>=", "iops>=0", "iops>=1e9", "iops>=inf", "bandwidth>=1GB", "x>=1", ">=1", "iops>90"]
+        {
             assert!(Slo::parse(text).is_err(), "{text}");
         }
     }

@@ -162,7 +162,8 @@ fn fabric_loss_is_tied_to_the_commands_in_flight() {
                 lines.extend(event_lines(happened, 4));
                 for queue in 0..4 {
                     let all = happened.losses.iter().filter(|l| l.1 == queue).map(|l| l.0);
-                    let times: Vec<i64> = all.enumerate().filter(|(n, _)| n % share == 0).map(|t| t.1).collect();
+                    let times: Vec<i64> =
+                        all.enumerate().filter(|(n, _)| n % share == 0).map(|t| t.1).collect();
                     // A report comes after the next round trip.
                     let count = move |at: i64| Some(times.partition_point(|&t| t + 1_000_000 <= at) as f64);
                     let of = connection(Target, queue);
@@ -178,7 +179,8 @@ fn fabric_loss_is_tied_to_the_commands_in_flight() {
         // A third of them needless leaves the rest lost.
         let some = diagnosed(&lossy, reported(3));
         is_first(Cause::FabricLoss, seed, &some);
-        let (lost, all) = some.stalls.iter().fold((0.0, 0.0), |(n, all), s| (n + s.needed(), all + s.segments));
+        let (lost, all) =
+            some.stalls.iter().fold((0.0, 0.0), |(n, all), s| (n + s.needed(), all + s.segments));
         assert!((0.6..0.75).contains(&(lost / all)), "{lost} of {all}");
         // Needless retransmissions, that hold nothing up.
         let spurious = World { losses: 8.0, stall: 0, ..World::new(seed) };
@@ -367,7 +369,9 @@ fn host_cpu_is_short_while_the_host_is_slow() {
                         + (at % 1_000_000_000 - 300_000_000).clamp(0, 300_000_000)) as f64
                 };
                 let thread = "42 reactor_1";
-                lines.push(sampled(Host, "pressure", "some", Counter, "cpu", move |at| Some(slow(at) / 1e3 * 0.6)));
+                lines.push(sampled(Host, "pressure", "some", Counter, "cpu", move |at| {
+                    Some(slow(at) / 1e3 * 0.6)
+                }));
                 lines.push(sampled(Host, "threads", "run_time", Counter, thread, |at| Some(at as f64 * 0.3)));
                 lines.push(sampled(Host, "threads", "run_delay", Counter, thread, move |at| {
                     Some(slow(at) * share)
@@ -473,7 +477,13 @@ fn an_iops_limit_lets_the_same_number_through() {
         is_first(Cause::IopsLimit, seed, &bare(&World { away, ..limited.clone() }));
         // A drive that serves one at a time and is full completes unevenly, whether or not the machine is away.
         for away in [None, away] {
-            let full = World { storage: Storage::Serial(0, 100_000.0, 0.0), away, ..limited.clone() };
+            let full = World {
+                storage: Storage::Serial(0, 100_000.0, 0.0),
+                places: 60,
+                pause: 4e6,
+                away,
+                ..World::new(seed)
+            };
             is_first(Cause::DriveSaturated, seed, &bare(&full));
         }
     }

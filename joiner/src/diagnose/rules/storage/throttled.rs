@@ -85,8 +85,7 @@ fn throttled(facts: &Facts<'_>) -> Verdict {
             line.spans.iter().filter(hot).map(|s| (s.from, s.to))
         })
         .collect();
-    let (hot, cool) =
-        split(facts, &merged(while_so), |row| slowness(facts, row));
+    let (hot, cool) = split(facts, &merged(while_so), |row| slowness(facts, row));
     if hot.len() >= 50 && cool.len() >= 50 {
         let of = |rows: &[(usize, f64)]| mean(rows.iter().map(|r| r.1)).unwrap_or(1.0).max(1e-9);
         let ratio = of(&hot) / of(&cool);
