@@ -8,7 +8,7 @@ use super::{Cause, DiagnoseOptions, Diagnosis, diagnose};
 use crate::synthetic::Random;
 use run_format::MetricKind::{Counter, Gauge};
 use run_format::Side::{Host, Target};
-use run_format::{MetricKind, Nanos, TelemetryMetric, TelemetryRow};
+use run_format::{Nanos, TelemetryMetric, TelemetryRow};
 
 /// What is done to a collector's metrics and rows.
 type Harm = (&'static str, fn(&mut Random, &mut Vec<TelemetryMetric>, &mut Vec<TelemetryRow>));
