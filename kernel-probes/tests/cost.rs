@@ -9,7 +9,6 @@ mod support;
 use anyhow::{Context, Result, ensure};
 use run_format::Boundary;
 use std::collections::BTreeMap;
-use std::time::Duration;
 use support::{MINUTE, content, example, ready, record, recorded};
 use testbed::{Kernel, NullBlk, Running, Vm};
 
@@ -75,7 +74,7 @@ impl Bed {
             builder = builder.program(example(name)?);
         }
         let vm = programs.iter().fold(builder, |builder, name| builder.program(*name)).boot()?;
-        let drive = NullBlk { size_mb: 64, completion: Duration::ZERO, memory_backed: true };
+        let drive = NullBlk { size_mb: 64, memory_backed: true, ..NullBlk::default() };
         let drive = vm.null_blk(drive)?;
         vm.nvmet_tcp(NQN, &drive, 4420)?;
         let controller = vm.connect_tcp("127.0.0.1", 4420, NQN, "nr_io_queues=1")?;

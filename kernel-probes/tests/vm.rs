@@ -7,7 +7,6 @@ use anyhow::{Context, Result, bail, ensure};
 use run_format::{Boundary, Side};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
-use std::time::Duration;
 use support::{
     HookRow, MINUTE, Recording, Row, content, example, expected, ready, record, recorded,
     sampling_keeps_what_the_hash_says,
@@ -27,7 +26,7 @@ fn the_host_is_recorded(kernel: Kernel, identity: &str) -> Result<()> {
     let vm = Vm::builder(kernel).program(example("record_kernel")?).program(example("host_io")?).boot()?;
     before_the_driver_is_there(&vm)?;
 
-    let drive = vm.null_blk(NullBlk { size_mb: 64, completion: Duration::ZERO, memory_backed: true })?;
+    let drive = vm.null_blk(NullBlk { size_mb: 64, memory_backed: true, ..NullBlk::default() })?;
     vm.nvmet_tcp(NQN, &drive, 4420)?;
     let controller = vm.connect_tcp(
         "127.0.0.1",

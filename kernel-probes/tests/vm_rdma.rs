@@ -51,10 +51,10 @@ fn the_host_is_recorded(kernel: Kernel) -> Result<()> {
         .program("rdma")
         .boot()?;
     let ends = vm.soft_roce()?;
-    let drive = NullBlk { size_mb: 64, completion: Duration::ZERO, memory_backed: true };
+    let drive = NullBlk { size_mb: 64, memory_backed: true, ..NullBlk::default() };
     let disk = vm.null_blk(drive)?;
     let slow = vm.null_blk(NullBlk { completion: Duration::from_secs(1), ..drive })?;
-    let port = Port { transport: Transport::Rdma, address: ends.target_address, number: PORT };
+    let port = Port::new(Transport::Rdma, ends.target_address, PORT);
     vm.nvmet(RDMA_NQN, &[Backing::Block(&disk), Backing::Block(&slow)], &port)?;
     let rdma = vm.connect(&port, RDMA_NQN, &format!("{HOST},host_traddr={}", ends.host_address))?;
     let over_rdma = vm.namespace(&rdma, 1)?;
@@ -65,7 +65,7 @@ fn the_host_is_recorded(kernel: Kernel) -> Result<()> {
     the_load_is_there(&alone, "rdma", true)?;
 
     let disk = vm.null_blk(drive)?;
-    let port = Port { transport: Transport::Tcp, address: "127.0.0.1", number: TCP_PORT };
+    let port = Port::new(Transport::Tcp, "127.0.0.1", TCP_PORT);
     vm.nvmet(TCP_NQN, &[Backing::Block(&disk)], &port)?;
     let tcp = vm.connect(&port, TCP_NQN, HOST)?;
     let over_tcp = vm.namespace(&tcp, 1)?;
@@ -174,7 +174,7 @@ fn over_ipv6(vm: &Vm, device: &str) -> Result<Controller> {
          mkdir 6; echo rdma > 6/addr_trtype; echo ipv6 > 6/addr_adrfam; echo {ADDRESS} > 6/addr_traddr; \
          echo {PORT} > 6/addr_trsvcid; ln -s ../subsystems/{RDMA_NQN} 6/subsystems/{RDMA_NQN}"
     ))?;
-    let port = Port { transport: Transport::Rdma, address: ADDRESS, number: PORT };
+    let port = Port::new(Transport::Rdma, ADDRESS, PORT);
     let controller = vm.connect(&port, RDMA_NQN, HOST)?;
     let disk = vm.namespace(&controller, 1)?;
     vm.run(&format!("host_io {disk} --read-for 0.5"), MINUTE)?.check()?;

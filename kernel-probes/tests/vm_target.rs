@@ -21,7 +21,7 @@ const RDMA_NQN: &str = "nqn.2024-01.org.example:over-rdma";
 const HOST_NQN: &str = "nqn.2024-01.org.example:host";
 const HOST: &str =
     "hostnqn=nqn.2024-01.org.example:host,hostid=6a7c2f0e-0c5b-4c5e-9d3e-1f2a3b4c5d6e,nr_io_queues=2";
-const TCP: Port<'_> = Port { transport: Transport::Tcp, address: "127.0.0.1", number: 4420 };
+const TCP: Port<'_> = Port::new(Transport::Tcp, "127.0.0.1", 4420);
 const RDMA_PORT: u16 = 4421;
 const ONE_IN: u32 = 3;
 /// How long the slow drive takes.
@@ -60,7 +60,7 @@ struct Hosts {
 
 /// Sets up every target and connects to it.
 fn connect(vm: &Vm, ends: &SoftRoce, kernel: Kernel) -> Result<Hosts> {
-    let drive = NullBlk { size_mb: 64, completion: Duration::ZERO, memory_backed: true };
+    let drive = NullBlk { size_mb: 64, memory_backed: true, ..NullBlk::default() };
     // A file system that can do all that is asked of files.
     let holds_files = vm.null_blk(NullBlk { size_mb: 128, ..drive })?;
     vm.sh(&format!(
@@ -92,7 +92,7 @@ fn connect(vm: &Vm, ends: &SoftRoce, kernel: Kernel) -> Result<Hosts> {
         disks.push(Disk { device, nqn: PASSED_NQN, nsid: 1, below: Below::Passed });
     }
 
-    let port = Port { transport: Transport::Rdma, address: ends.target_address, number: RDMA_PORT };
+    let port = Port::new(Transport::Rdma, ends.target_address, RDMA_PORT);
     let block = vm.null_blk(drive)?;
     vm.nvmet(RDMA_NQN, &[Backing::Block(&block)], &port)?;
     let rdma = vm.connect(&port, RDMA_NQN, &format!("{HOST},host_traddr={}", ends.host_address))?;

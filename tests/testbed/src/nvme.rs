@@ -67,7 +67,7 @@ pub struct Port<'a> {
 
 impl<'a> Port<'a> {
     /// A port in the VM's own network.
-    pub fn new(transport: Transport, address: &'a str, number: u16) -> Port<'a> {
+    pub const fn new(transport: Transport, address: &'a str, number: u16) -> Port<'a> {
         Port { transport, address, number, within: None, in_capsule: None }
     }
 }
