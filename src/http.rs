@@ -17,9 +17,15 @@ const CONNECTIONS: usize = 16;
 /// Longest head of a request, and most of its headers.
 const HEAD: usize = 8 << 10;
 const HEADERS: usize = 64;
-/// By when a request has to be there, and by when its answer has to be taken.
-const ASKED: Duration = Duration::from_secs(5);
-const ANSWERED: Duration = Duration::from_secs(10);
+/// How long a client may take.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// By when a request has to be there.
+    asked: Duration,
+    /// By when its answer has to be taken.
+    answered: Duration,
+}
+const PATIENCE: Patience = Patience { asked: Duration::from_secs(5), answered: Duration::from_secs(10) };
 /// A client that can not be served is told so quickly.
 const REFUSED: Duration = Duration::from_millis(200);
 /// How often the acceptor looks whether it is over.
@@ -71,6 +77,10 @@ impl Server {
     /// # Errors
     /// When the listener or a thread can not be had.
     pub fn start(listener: TcpListener, handler: Handler) -> Result<Server> {
+        Server::with(listener, handler, PATIENCE)
+    }
+
+    fn with(listener: TcpListener, handler: Handler, patience: Patience) -> Result<Server> {
         let address = listener.local_addr().context("the address that is listened on")?;
         listener.set_nonblocking(true).context("set up the listener")?;
         let over = Arc::new(AtomicBool::new(false));
@@ -78,7 +88,7 @@ impl Server {
             .name("scrapes".into())
             .spawn({
                 let over = Arc::clone(&over);
-                move || accept(&listener, &handler, &over)
+                move || accept(&listener, &handler, patience, &over)
             })
             .context("start the thread that accepts scrapes")?;
         Ok(Server { over, thread: Some(thread), address })
@@ -109,7 +119,7 @@ impl Drop for Counted {
     }
 }
 
-fn accept(listener: &TcpListener, handler: &Handler, over: &AtomicBool) {
+fn accept(listener: &TcpListener, handler: &Handler, patience: Patience, over: &AtomicBool) {
     let open = Arc::new(AtomicUsize::new(0));
     while !over.load(Ordering::Relaxed) {
         let Ok((stream, _)) = listener.accept() else {
@@ -126,7 +136,7 @@ fn accept(listener: &TcpListener, handler: &Handler, over: &AtomicBool) {
         let serve = move || {
             let _counted = counted;
             // A client that went away is its own affair.
-            let _ = serve(&stream, &handler);
+            let _ = serve(&stream, &handler, patience);
         };
         // Without a thread the client is gone, and counted no more.
         let _ = std::thread::Builder::new().name("scrape".into()).stack_size(STACK).spawn(serve);
@@ -151,10 +161,10 @@ fn refuse(stream: &TcpStream) {
     let _ = send(stream, &answer, true, Instant::now() + REFUSED);
 }
 
-fn serve(stream: &TcpStream, handler: &Handler) -> std::io::Result<()> {
+fn serve(stream: &TcpStream, handler: &Handler, patience: Patience) -> std::io::Result<()> {
     stream.set_nonblocking(false)?;
     let mut head = Vec::new();
-    let answered = match receive(stream, &mut head, Instant::now() + ASKED) {
+    let answered = match receive(stream, &mut head, Instant::now() + patience.asked) {
         Ok(()) => answer(&head, handler),
         Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) => {
             (Answer::text((408, "Request Timeout"), "the request did not come in time\n"), true)
@@ -166,7 +176,7 @@ fn serve(stream: &TcpStream, handler: &Handler) -> std::io::Result<()> {
         Err(error) => return Err(error),
     };
     let (answer, with_body) = answered;
-    send(stream, &answer, with_body, Instant::now() + ANSWERED)?;
+    send(stream, &answer, with_body, Instant::now() + patience.answered)?;
     // What the client still sends is left unread, which would reset the connection and with it the answer; so it is told
     // that this is the end, and given a moment to take it.
     stream.shutdown(std::net::Shutdown::Write)?;
@@ -271,12 +281,12 @@ fn send(mut stream: &TcpStream, answer: &Answer, with_body: bool, until: Instant
 
 #[cfg(test)]
 mod tests {
-    use super::{Answer, CONNECTIONS, HEAD, Handler, Server};
+    use super::{Answer, CONNECTIONS, HEAD, Handler, Patience, Server};
     use proptest::prelude::*;
     use std::io::{Read, Write};
     use std::net::{SocketAddr, TcpListener, TcpStream};
     use std::sync::Arc;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     fn handler() -> Handler {
         Arc::new(|request| match request.path {
@@ -324,36 +334,58 @@ mod tests {
         assert_eq!(status(&format!("GET /{} HTTP/1.1\r\n", "a".repeat(2 * HEAD))), "431");
     }
 
-    #[test]
-    fn slow_clients_hold_up_nobody_and_more_than_fit_are_told() {
-        let server = server();
-        let address = server.address();
-        // They take their time with the request, and with the answer.
-        let mut slow: Vec<TcpStream> =
-            (0..CONNECTIONS - 1).map(|_| TcpStream::connect(address).unwrap()).collect();
-        for (n, stream) in slow.iter_mut().enumerate() {
+    /// Asks until this is the answer's status.
+    fn ask_until(address: SocketAddr, status: &str) {
+        let until = Instant::now() + LONG;
+        loop {
+            let answer = ask(address, b"GET /a HTTP/1.1\r\n\r\n");
+            if answer.starts_with(&format!("HTTP/1.1 {status} ")) {
+                return;
+            }
+            assert!(Instant::now() < until, "not {status}: {answer}");
+        }
+    }
+
+    /// Far longer than a busy machine keeps a thread waiting.
+    const LONG: Duration = Duration::from_secs(120);
+
+    /// They take their time with the request, or with the answer.
+    fn slow_clients(address: SocketAddr, count: usize) -> Vec<TcpStream> {
+        let slow = |n| {
+            let mut stream = TcpStream::connect(address).unwrap();
             let part: &[u8] = if n % 2 == 0 { b"GET /a" } else { b"GET /big HTTP/1.1\r\n\r\n" };
             stream.write_all(part).unwrap();
-        }
-        std::thread::sleep(Duration::from_millis(200));
-        let asked = std::time::Instant::now();
-        assert!(ask(address, b"GET /a HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
-        assert!(asked.elapsed() < Duration::from_secs(4));
-        slow.push(TcpStream::connect(address).unwrap());
-        slow.push(TcpStream::connect(address).unwrap());
-        std::thread::sleep(Duration::from_millis(200));
-        assert!(ask(address, b"GET /a HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 503"));
-        // Those that hang are let go.
+            stream
+        };
+        (0..count).map(slow).collect()
+    }
+
+    #[test]
+    fn slow_clients_hold_up_nobody_and_more_than_fit_are_told() {
+        let patience = Patience { asked: LONG, answered: LONG };
+        let server = Server::with(TcpListener::bind("127.0.0.1:0").unwrap(), handler(), patience).unwrap();
+        let mut slow = slow_clients(server.address(), CONNECTIONS - 1);
+        let asked = Instant::now();
+        ask_until(server.address(), "200");
+        assert!(asked.elapsed() < LONG, "it waited for the slow ones");
+        slow.extend(slow_clients(server.address(), 2));
+        ask_until(server.address(), "503");
+        // Their places are free when they are gone.
+        drop(slow);
+        ask_until(server.address(), "200");
+    }
+
+    #[test]
+    fn clients_that_hang_are_let_go() {
+        let patience = Patience { asked: Duration::from_millis(300), answered: Duration::from_millis(300) };
+        let server = Server::with(TcpListener::bind("127.0.0.1:0").unwrap(), handler(), patience).unwrap();
+        let mut slow = slow_clients(server.address(), CONNECTIONS);
         let mut end = String::new();
-        slow[0].set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        slow[0].set_read_timeout(Some(LONG)).unwrap();
         slow[0].read_to_string(&mut end).unwrap();
         assert!(end.starts_with("HTTP/1.1 408"), "{end}");
-        // And their places are free, when all that asked slowly are gone.
-        let until = std::time::Instant::now() + Duration::from_secs(30);
-        while !ask(address, b"GET /a HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200") {
-            assert!(std::time::Instant::now() < until);
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        // Those that do not take their answer, too: their connections are still open here, their places free.
+        ask_until(server.address(), "200");
     }
 
     proptest! {

@@ -506,7 +506,7 @@ mod tests {
         }
         let from = Instant::now();
         let status = sampler.stop();
-        assert!(from.elapsed() < PATIENCE * 2);
+        assert!(from.elapsed() < PATIENCE * 20);
         let state = |name: &str| {
             status.collectors.iter().find(|c| c.about.name == name).map(|c| c.state.clone()).unwrap()
         };
