@@ -437,6 +437,9 @@ pub struct Selftest {
     /// Record each load for a shorter time.
     #[arg(long)]
     pub quick: bool,
+    /// Inject them into a real SPDK: the nvmf_tgt and bdevperf of this build, the directory `build` of its source.
+    #[arg(long, value_name = "BUILD")]
+    pub spdk: Option<PathBuf>,
     /// Only these causes, such as fabric_loss,iops_limit.
     #[arg(long, value_name = "CAUSE", value_delimiter = ',')]
     pub only: Vec<String>,

@@ -39,12 +39,16 @@ pub fn code(result: Result<ExitCode>) -> ExitCode {
         Err(error) if error.chain().any(|cause| cause.is::<ReaderGone>()) => ExitCode::SUCCESS,
         Err(error) => {
             say(&text(&error));
-            let too_little = error.chain().any(
-                |cause| matches!(cause.downcast_ref(), Some(error) if joiner::Error::is_too_little(error)),
-            );
-            if too_little { ExitCode::from(TOO_LITTLE) } else { ExitCode::FAILURE }
+            if is_too_little(&error) { ExitCode::from(TOO_LITTLE) } else { ExitCode::FAILURE }
         }
     }
+}
+
+/// Whether an error says that there is too little data, and nothing else.
+pub fn is_too_little(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .any(|cause| matches!(cause.downcast_ref(), Some(error) if joiner::Error::is_too_little(error)))
 }
 
 /// An error and its causes in one line, without the causes that the text before them holds already.

@@ -54,7 +54,7 @@ pub use price::{Amount, Cost as HitCost, HookClass, PlanPrice, Prices, ring_pric
 pub use process::{Choice, Process, candidates, find};
 pub use target::Target;
 pub use trace::{Structure, Trace};
-pub use trace_ring::{Load, TraceOptions, TraceTarget, load, ring_sends, ring_usable};
+pub use trace_ring::{Load, Rpc, RpcError, TraceOptions, TraceTarget, load, ring_sends, ring_usable};
 pub use usdt::{Semaphore, UsdtArg, UsdtPlace, UsdtSite};
 
 /// How to record.

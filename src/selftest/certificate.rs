@@ -33,7 +33,7 @@ pub struct Machine {
     /// The CPUs that were to be had.
     pub cpus: usize,
     /// What the commands went between.
-    pub standin: &'static str,
+    pub between: String,
 }
 
 /// How a boundary was taken.
@@ -82,8 +82,10 @@ impl Verdict {
 /// A fault that was injected, and what was found.
 #[derive(Debug, Serialize)]
 pub struct Tried {
-    /// The cause that had to be named first.
-    pub cause: Cause,
+    /// What was injected, by name: its cause's, where it has one.
+    pub name: &'static str,
+    /// The cause that had to be named first; null where none may be named.
+    pub cause: Option<Cause>,
     /// What was done.
     pub injected: String,
     /// The stages that it may be found in.
@@ -114,6 +116,8 @@ pub struct Found {
     /// The share of the time in which some thread of the machine waited for a CPU while there was no fault; null
     /// where the kernel does not tell.
     pub cpu_pressure: Option<f64>,
+    /// The same of that thread of the recorded processes that waited most.
+    pub cpu_wait: Option<f64>,
 }
 
 /// How much was added.
@@ -121,6 +125,8 @@ pub struct Found {
 pub struct Size {
     /// The stages that it is of.
     pub of: Vec<Stage>,
+    /// What of them is compared.
+    pub by: By,
     /// What was injected, for each command on average, ns.
     pub injected_ns: f64,
     /// What these stages grew by, ns.
@@ -131,6 +137,18 @@ pub struct Size {
     pub why: String,
     /// Whether it is within.
     pub holds: bool,
+    /// Another stage that changed by more than that, where none may.
+    pub elsewhere: Option<Stage>,
+}
+
+/// What is compared of two recordings' commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum By {
+    /// Their means.
+    Mean,
+    /// Their medians: of what every command has the same of, which a busy machine does not change.
+    Median,
 }
 
 impl Certificate {
@@ -161,7 +179,7 @@ impl Certificate {
         writeln!(
             out,
             "Linux {}, {} CPUs; {}\n",
-            self.machine.kernel, self.machine.cpus, self.machine.standin
+            self.machine.kernel, self.machine.cpus, self.machine.between
         )?;
         writeln!(
             out,
@@ -177,12 +195,12 @@ impl Certificate {
                 writeln!(out)?;
             }
             for why in &tried.why {
-                writeln!(out, "{}: {why}", tried.cause)?;
+                writeln!(out, "{}: {why}", tried.name)?;
             }
         }
         writeln!(out, "\nWhat was injected")?;
         for tried in &self.faults {
-            writeln!(out, "  {:<19}{}", tried.cause.name(), tried.injected)?;
+            writeln!(out, "  {:<19}{}", tried.name, tried.injected)?;
             if let Some(found) = &tried.found {
                 writeln!(out, "  {:<19}size: {}", "", found.size.why)?;
             }
@@ -200,7 +218,7 @@ impl Certificate {
 impl Tried {
     fn write(&self, out: &mut String) -> std::fmt::Result {
         let Some(found) = &self.found else {
-            return writeln!(out, "{:<19}{:<83}{}", self.cause.name(), "", self.verdict.title());
+            return writeln!(out, "{:<19}{:<83}{}", self.name, "", self.verdict.title());
         };
         let time = |ns: f64| {
             let text = Nanos(ns.abs() as u64).to_string();
@@ -214,7 +232,7 @@ impl Tried {
         writeln!(
             out,
             "{:<19}{:<19}{:<15}{:>11}{:>11}  {:<9}{:<18}{}",
-            self.cause.name(),
+            self.name,
             found.causes.first().map_or("none", |cause| cause.name()),
             found.stage.map_or("-", |stage| stage.name()),
             time(found.size.injected_ns),
@@ -236,7 +254,8 @@ mod tests {
         use Verdict::{Disturbed, DoesNotHold, Holds, Skipped};
         let of = |verdicts: &[Verdict]| {
             let tried = |verdict: &Verdict| Tried {
-                cause: Cause::FabricLoss,
+                name: "fabric_loss",
+                cause: Some(Cause::FabricLoss),
                 injected: String::new(),
                 stages: Vec::new(),
                 attempts: 1,

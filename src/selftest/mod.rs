@@ -3,6 +3,8 @@
 
 mod cases;
 mod certificate;
+mod spdk;
+mod standin;
 
 pub use certificate::SCHEMA;
 
@@ -12,13 +14,10 @@ use crate::pair::{self, Wish};
 use crate::signals::Signals;
 use crate::telemetry::Asked;
 use anyhow::{Context, Result, bail};
-use cases::{Beside, CASES, Case};
-use certificate::{Certificate, Found, Machine, Size, TakenBy, Tried, Verdict};
+use cases::Size as Added;
+use certificate::{By, Certificate, Found, Machine, Size, TakenBy, Tried, Verdict};
 use joiner::{Cause, Class, DiagnoseOptions, Input, JoinOptions, Report, ReportOptions};
-use run_format::{Run, Stage};
-use standin::cpus::{self, Hogs};
-use standin::network::{Loss, in_own_network};
-use standin::spawn::{Initiator, Target};
+use run_format::{Run, Stage, Timeline};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
@@ -31,25 +30,98 @@ const LONG: Duration = Duration::from_secs(5);
 /// The machine is too busy to judge what does not hold: some thread waited for a CPU for this share of the time,
 /// with no fault injected.
 const BUSY: f64 = 0.3;
+/// The same of a thread of the recorded processes: what the rule of `host_cpu` goes by.
+const WAITED: f64 = 0.1;
+
+/// Something that can be injected and recorded.
+trait Inject {
+    /// What has to be found.
+    fn expected(&self) -> Expected;
+
+    /// What the machine lacks for it.
+    fn lacking(&self) -> Option<String>;
+
+    /// Records the load with or without the fault, as the two runs of a folder.
+    ///
+    /// # Errors
+    /// Something does not start, can not be recorded, or is ended by a signal.
+    fn record(&self, what: &Recorded<'_>) -> Result<()>;
+}
+
+/// What has to be found of a fault.
+#[derive(Clone, Copy, Debug)]
+struct Expected {
+    /// Its name: its cause's, where it has one.
+    name: &'static str,
+    /// What has to be named first; none where what is done is no fault, and nothing may be named.
+    cause: Option<Cause>,
+    /// What is done, in words.
+    injected: &'static str,
+    /// Where it may be found.
+    stages: &'static [Stage],
+    /// What it adds.
+    size: Added,
+    /// Whether it adds that to every command, whichever: then the medians have to show it, and no other stage may grow.
+    every: bool,
+    /// How long a recording lasts at least.
+    least: Duration,
+    /// Whether the recorded processes never sleep, so that whatever else runs has to wait for a CPU.
+    polls: bool,
+}
+
+/// A recording that is to be made.
+#[derive(Debug)]
+struct Recorded<'a> {
+    fault: bool,
+    home: &'a Path,
+    duration: Duration,
+    signals: &'a Signals,
+}
+
+impl Recorded<'_> {
+    fn wish(&self, name: &str) -> Wish<'_> {
+        Wish {
+            home: self.home,
+            telemetry: Asked { every: Some(telemetry::Options::EVERY), ..Asked::default() },
+            labels: BTreeMap::from([
+                ("selftest".to_owned(), name.to_owned()),
+                ("fault".to_owned(), self.fault.to_string()),
+            ]),
+        }
+    }
+}
 
 /// Runs the self-test.
 ///
 /// # Errors
-/// When a cause is not known, or the stand-in can not be started or recorded.
+/// When a cause is not known, or what is to be recorded can not be started.
 pub fn run(options: &Selftest) -> Result<ExitCode> {
-    let cases = chosen(&options.only)?;
+    let known = match &options.spdk {
+        Some(_) => spdk::names(),
+        None => standin::all().iter().map(|fault| fault.expected().name).collect(),
+    };
+    check(&options.only, &known)?;
     let signals = Signals::catch()?;
     let scratch =
         tempfile::Builder::new().prefix("fabscope-selftest-").tempdir().context("make a scratch folder")?;
     let home = options.keep.as_deref().unwrap_or(scratch.path());
+    let (all, between) = match &options.spdk {
+        Some(directory) => {
+            let build = spdk::Build::open(directory, &signals)?;
+            let between = build.title();
+            (spdk::all(build), between)
+        }
+        None => (standin::all(), ::standin::version().to_owned()),
+    };
     let mut faults = Vec::new();
     let mut hooks = Vec::new();
-    for case in cases {
+    for fault in all.iter().filter(|fault| is_wanted(&options.only, fault.expected().name)) {
+        let expected = fault.expected();
         if options.format.format == Format::Table {
-            exit::say(&format!("{}: {}", case.cause, case.injected));
+            exit::say(&format!("{}: {}", expected.name, expected.injected));
         }
-        let place = home.join(case.cause.name());
-        let tried = tried(case, &place, options.quick, &signals)?;
+        let place = home.join(expected.name);
+        let tried = tried(fault.as_ref(), &place, options.quick, &signals)?;
         if hooks.is_empty() {
             hooks = hooks_of(&place.join("fault"));
         }
@@ -58,7 +130,7 @@ pub fn run(options: &Selftest) -> Result<ExitCode> {
     let certificate = Certificate {
         format: "fabscope-selftest/1",
         fabscope: env!("CARGO_PKG_VERSION"),
-        machine: machine()?,
+        machine: machine(between)?,
         hooks,
         verdict: Certificate::verdict_of(&faults),
         faults,
@@ -74,23 +146,25 @@ pub fn run(options: &Selftest) -> Result<ExitCode> {
     })
 }
 
-/// The cases of these causes; all where none are named.
-fn chosen(only: &[String]) -> Result<Vec<&'static Case>> {
-    let known = |name: &String| CASES.iter().any(|case| case.cause.name() == name);
-    if let Some(other) = only.iter().find(|name| !known(name)) {
-        let names: Vec<&str> = CASES.iter().map(|case| case.cause.name()).collect();
-        bail!("--only {other}: what can be injected here is {}", names.join(", "));
+/// That only what can be injected is asked for.
+fn check(only: &[String], known: &[&str]) -> Result<()> {
+    match only.iter().find(|name| !known.contains(&name.as_str())) {
+        Some(other) => bail!("--only {other}: what can be injected here is {}", known.join(", ")),
+        None => Ok(()),
     }
-    let wanted = |case: &&Case| only.is_empty() || only.iter().any(|name| name == case.cause.name());
-    Ok(CASES.iter().filter(wanted).collect())
 }
 
-fn machine() -> Result<Machine> {
+/// All are, where none is named.
+fn is_wanted(only: &[String], name: &str) -> bool {
+    only.is_empty() || only.iter().any(|wanted| wanted == name)
+}
+
+fn machine(between: String) -> Result<Machine> {
     let kernel = nix::sys::utsname::uname().context("the kernel's release")?;
     Ok(Machine {
         kernel: kernel.release().to_string_lossy().into_owned(),
-        cpus: cpus::usable()?.len(),
-        standin: standin::version(),
+        cpus: ::standin::cpus::usable()?.len(),
+        between,
     })
 }
 
@@ -102,36 +176,42 @@ fn hooks_of(home: &Path) -> Vec<TakenBy> {
 }
 
 /// Tries a fault, again where other work disturbed it.
-fn tried(case: &Case, place: &Path, quick: bool, signals: &Signals) -> Result<Tried> {
+fn tried(fault: &dyn Inject, place: &Path, quick: bool, signals: &Signals) -> Result<Tried> {
+    let expected = fault.expected();
     let mut tried = Tried {
-        cause: case.cause,
-        injected: case.injected.to_owned(),
-        stages: case.stages.to_vec(),
+        name: expected.name,
+        cause: expected.cause,
+        injected: expected.injected.to_owned(),
+        stages: expected.stages.to_vec(),
         attempts: 0,
         found: None,
         verdict: Verdict::Skipped,
         why: Vec::new(),
     };
-    if let Some(why) = lacking(case) {
+    if let Some(why) = fault.lacking() {
         tried.why.push(why);
         return Ok(tried);
     }
-    let duration = if quick { case.least } else { case.least.max(LONG) };
+    let duration = if quick { expected.least } else { expected.least.max(LONG) };
     while tried.attempts < ATTEMPTS {
         tried.attempts += 1;
-        let found = match with_and_without(case, place, duration, signals) {
-            Ok(found) => found,
+        let disturbed;
+        match with_and_without(fault, place, duration, signals) {
+            Ok(found) => {
+                tried.why = wrong(&expected, &found);
+                disturbed = is_disturbed(&expected, &found.cpu(), &found.without);
+                tried.found = Some(found);
+            }
             Err(error) if signals.came().is_some() => return Err(error),
             // The others are tried all the same.
             Err(error) => {
                 tried.why = vec![exit::text(&error)];
-                tried.verdict = Verdict::DoesNotHold;
-                continue;
+                tried.found = None;
+                // A machine without time gives too few commands to say anything.
+                disturbed = exit::is_too_little(&error)
+                    && Cpu::of(&place.join("clean")).is_ok_and(|cpu| is_disturbed(&expected, &cpu, &[]));
             }
-        };
-        tried.why = wrong(case, &found);
-        let disturbed = is_disturbed(&found);
-        tried.found = Some(found);
+        }
         tried.verdict = match (tried.why.is_empty(), disturbed) {
             (true, _) => Verdict::Holds,
             (false, true) => Verdict::Disturbed,
@@ -144,41 +224,51 @@ fn tried(case: &Case, place: &Path, quick: bool, signals: &Signals) -> Result<Tr
     Ok(tried)
 }
 
-/// Whether other work had the CPUs while there was no fault: then what does not hold says nothing of the rules. That the
-/// host's CPUs had no time is named of a control that was disturbed, and is right there.
-fn is_disturbed(found: &Found) -> bool {
-    found.cpu_pressure.is_some_and(|share| share >= BUSY) || found.without.contains(&Cause::HostCpu)
+/// What the machine's CPUs had to spare while there was no fault; null where the kernel does not tell.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cpu {
+    /// The share of the time in which some thread of the machine waited for one.
+    pressure: Option<f64>,
+    /// The same of that thread of the two recorded processes that waited most, of those that work.
+    waited: Option<f64>,
 }
 
-/// What the machine lacks for a case.
-fn lacking(case: &Case) -> Option<String> {
-    match case.beside {
-        Beside::Hogs(_) => match cpus::usable() {
-            Ok(cpus) if cpus.len() >= 2 => None,
-            Ok(_) => Some("there is one CPU, and the target needs another than the initiator".to_owned()),
-            Err(error) => Some(error.to_string()),
-        },
-        Beside::Loss(share) => in_own_network(|| Loss::on_loopback(share).map(drop))
-            .err()
-            .map(|error| format!("no network that loses packets: {error:#}")),
-        Beside::Nothing | Beside::Neighbour(_) => None,
+impl Cpu {
+    /// From a folder's two runs.
+    fn of(home: &Path) -> Result<Cpu> {
+        let (host, target) = pair::runs(home);
+        let (host, target) = (Run::open(&host)?, Run::open(&target)?);
+        let waited = [waited(&host)?, waited(&target)?];
+        Ok(Cpu { pressure: cpu_pressure(&host)?, waited: waited.into_iter().flatten().reduce(f64::max) })
     }
+}
+
+/// Whether other work had the CPUs while there was no fault: then what does not hold says nothing of the rules. That the
+/// host's CPUs had no time is named of a control that was disturbed, and is right there.
+fn is_disturbed(expected: &Expected, cpu: &Cpu, without: &[Cause]) -> bool {
+    let over = |share: Option<f64>, limit: f64| share.is_some_and(|share| share >= limit);
+    over(cpu.waited, WAITED)
+        || (!expected.polls && over(cpu.pressure, BUSY))
+        || without.contains(&Cause::HostCpu)
 }
 
 /// What is not as it had to be.
-fn wrong(case: &Case, found: &Found) -> Vec<String> {
+fn wrong(expected: &Expected, found: &Found) -> Vec<String> {
     let mut wrong = Vec::new();
     let names = |causes: &[Cause]| causes.iter().map(|cause| cause.name()).collect::<Vec<_>>().join(", ");
-    match found.causes.first() {
-        Some(first) if *first == case.cause => {}
-        Some(_) => wrong.push(format!("{} was named", names(&found.causes))),
-        None => wrong.push("no cause was named".to_owned()),
+    match (found.causes.first(), expected.cause) {
+        (first, cause) if first.copied() == cause => {}
+        (Some(_), _) => wrong.push(format!("{} was named", names(&found.causes))),
+        (None, _) => wrong.push("no cause was named".to_owned()),
     }
-    if let Some(stage) = found.stage.filter(|stage| !case.stages.contains(stage)) {
+    if let Some(stage) = found.stage.filter(|stage| !expected.stages.contains(stage)) {
         wrong.push(format!("it was found in {}", stage.title()));
     }
     if !found.size.holds {
         wrong.push("its size is not what was injected".to_owned());
+    }
+    if let Some(stage) = found.size.elsewhere {
+        wrong.push(format!("{} grew too", stage.title()));
     }
     if !found.without.is_empty() {
         wrong.push(format!("without the fault {} was named", names(&found.without)));
@@ -187,28 +277,43 @@ fn wrong(case: &Case, found: &Found) -> Vec<String> {
 }
 
 /// Records without the fault and with it, and diagnoses both.
-fn with_and_without(case: &Case, place: &Path, duration: Duration, signals: &Signals) -> Result<Found> {
-    let (clean, fault) = (place.join("clean"), place.join("fault"));
-    record(case, false, &clean, duration, signals)?;
-    record(case, true, &fault, duration, signals)?;
+fn with_and_without(
+    fault: &dyn Inject,
+    place: &Path,
+    duration: Duration,
+    signals: &Signals,
+) -> Result<Found> {
+    let (clean, faulty) = (place.join("clean"), place.join("fault"));
+    for (fault_is_there, home) in [(false, &clean), (true, &faulty)] {
+        std::fs::create_dir_all(home).with_context(|| format!("create {}", home.display()))?;
+        fault.record(&Recorded { fault: fault_is_there, home, duration, signals })?;
+    }
     let open = |home: &Path| -> Result<(Run, Run)> {
         let (host, target) = pair::runs(home);
         Ok((Run::open(&host)?, Run::open(&target)?))
     };
-    let (clean_runs, fault_runs) = (open(&clean)?, open(&fault)?);
+    let (clean_runs, fault_runs) = (open(&clean)?, open(&faulty)?);
     let without = joiner::diagnose(&clean_runs.0, &clean_runs.1, &DiagnoseOptions::default())?;
     let how = DiagnoseOptions { baseline: Some(Input::find(&clean)?), ..DiagnoseOptions::default() };
     let with = joiner::diagnose(&fault_runs.0, &fault_runs.1, &how)?;
     let causes = |diagnosis: &joiner::Diagnosis| diagnosis.causes.iter().map(|f| f.cause).collect::<Vec<_>>();
     let (before, after) = (report(&clean_runs)?, report(&fault_runs)?);
+    let cpu = Cpu::of(&clean)?;
     Ok(Found {
         causes: causes(&with),
         stage: with.causes.first().and_then(|finding| finding.stage),
         without: causes(&without),
         commands: after.classes.iter().map(|class| class.commands).sum(),
-        size: size(case, &before, &after)?,
-        cpu_pressure: cpu_pressure(&clean_runs.0)?,
+        size: size(&fault.expected(), &before, &after)?,
+        cpu_pressure: cpu.pressure,
+        cpu_wait: cpu.waited,
     })
+}
+
+impl Found {
+    fn cpu(&self) -> Cpu {
+        Cpu { pressure: self.cpu_pressure, waited: self.cpu_wait }
+    }
 }
 
 fn report((host, target): &(Run, Run)) -> Result<Report> {
@@ -217,29 +322,40 @@ fn report((host, target): &(Run, Run)) -> Result<Report> {
 }
 
 /// By how much the fault's stages grew, in the class that most of the clean commands are of.
-fn size(case: &Case, before: &Report, after: &Report) -> Result<Size> {
+fn size(expected: &Expected, before: &Report, after: &Report) -> Result<Size> {
     let class = before.classes.iter().max_by_key(|class| class.commands).context("no commands")?;
     let is_same = |other: &&Class| {
         other.operation == class.operation && other.bytes == class.bytes && other.error == class.error
     };
     // A neighbour's commands are the more, but of another class.
     let with = after.classes.iter().find(is_same).context("no such commands with the fault")?;
-    let mean = |class: &Class| {
-        let of = |stage: &Stage| class.stages.of(*stage).map_or(0.0, |figures| figures.times.mean_ns);
-        case.size.of.iter().map(of).sum::<f64>()
+    let added = &expected.size;
+    let of = |class: &Class, stage: Stage| {
+        class.stages.of(stage).map_or(0.0, |figures| match figures.times.p50_ns {
+            Some(median) if expected.every => median as f64,
+            _ => figures.times.mean_ns,
+        })
     };
-    let (injected_ns, found_ns) = (case.size.micros * 1e3, mean(with) - mean(class));
-    let holds = match case.size.within {
+    let grown = |stage: Stage| of(with, stage) - of(class, stage);
+    let injected_ns = added.micros * 1e3;
+    let found_ns: f64 = added.of.iter().copied().map(grown).sum();
+    let holds = match added.within {
         Some(within) => (found_ns - injected_ns).abs() <= within * injected_ns,
         None => found_ns >= injected_ns,
     };
+    let others = || Stage::ALL.into_iter().filter(|stage| !added.of.contains(stage));
+    let is_too_much = |stage: &Stage| {
+        expected.every && grown(*stage).abs() > added.within.unwrap_or_default() * injected_ns
+    };
     Ok(Size {
-        of: case.size.of.to_vec(),
+        of: added.of.to_vec(),
+        by: if expected.every { By::Median } else { By::Mean },
         injected_ns,
         found_ns,
-        tolerance: case.size.within,
-        why: case.size.why.to_owned(),
+        tolerance: added.within,
+        why: added.why.to_owned(),
         holds,
+        elsewhere: others().find(is_too_much),
     })
 }
 
@@ -247,95 +363,27 @@ fn size(case: &Case, before: &Report, after: &Report) -> Result<Size> {
 fn cpu_pressure(run: &Run) -> Result<Option<f64>> {
     let lines = run.telemetry()?.timelines("pressure", "some")?;
     let Some(line) = lines.iter().find(|line| line.object == "cpu") else { return Ok(None) };
-    let rates: Vec<f64> = line.points.iter().filter_map(|point| point.value).collect();
     // Rates are in us a second.
-    Ok((!rates.is_empty()).then(|| rates.iter().sum::<f64>() / rates.len() as f64 / 1e6))
+    Ok(mean(line).map(|rate| rate / 1e6))
 }
 
-/// Records the load with or without the fault, in a network of its own where the fault is the network's.
-fn record(case: &Case, fault: bool, home: &Path, duration: Duration, signals: &Signals) -> Result<()> {
-    match case.beside {
-        Beside::Loss(share) => in_own_network(|| {
-            let loss = if fault { Some(share) } else { None };
-            record_here(case, fault, home, duration, signals, loss)
-        }),
-        _ => record_here(case, fault, home, duration, signals, None),
-    }
+/// The same of the thread that waited most of the recorded process's own that work.
+fn waited(run: &Run) -> Result<Option<f64>> {
+    /// Threads that run for less of the time do no I/O.
+    const WORKS: f64 = 0.05;
+    let telemetry = run.telemetry()?;
+    let (waits, runs) =
+        (telemetry.timelines("threads", "run_delay")?, telemetry.timelines("threads", "run_time")?);
+    // Rates are in ns a second.
+    let share = |line: &Timeline| mean(line).unwrap_or(0.0) / 1e9;
+    let ran = |object: &str| runs.iter().find(|line| line.object == object).map_or(0.0, share);
+    let of_those_that_work = waits.iter().filter(|line| share(line) + ran(&line.object) >= WORKS).map(share);
+    Ok(of_those_that_work.reduce(f64::max))
 }
 
-fn record_here(
-    case: &Case,
-    fault: bool,
-    home: &Path,
-    duration: Duration,
-    signals: &Signals,
-    loss: Option<f64>,
-) -> Result<()> {
-    std::fs::create_dir_all(home).with_context(|| format!("create {}", home.display()))?;
-    let rpc = tempfile::tempdir().context("make a folder for a socket")?;
-    let mut options = words(case.target);
-    options.extend(["--rpc".to_owned(), rpc.path().join("rpc.sock").display().to_string()]);
-    if fault {
-        options.extend(words(case.fault_target));
-    }
-    let target = Target::spawn(options)?;
-    let load = |how: &[&str], duration: Duration| {
-        let mut options = words(&["--connect"]);
-        options.push(target.address().to_string());
-        options.extend(words(how));
-        options.extend(["--duration".to_owned(), format!("{}ms", duration.as_millis())]);
-        options
-    };
-    let mut how = case.load.to_vec();
-    if fault {
-        how.extend(case.fault_load);
-    }
-    let initiator = Initiator::spawn(load(&how, duration))?;
-    let mut beside = Around::default();
-    match case.beside {
-        Beside::Hogs(count) => {
-            let all = cpus::usable()?;
-            let [first, second, ..] = all[..] else { bail!("there is one CPU") };
-            cpus::bind(target.pid(), first)?;
-            cpus::bind(initiator.pid(), second)?;
-            if fault {
-                beside.hogs = Some(Hogs::on(second, count)?);
-            }
-        }
-        Beside::Neighbour(options) if fault => {
-            // It begins with the load, at the latest, and outlasts it.
-            let mut neighbour = Initiator::spawn(load(options, duration + Duration::from_secs(60)))?;
-            neighbour.start()?;
-            beside.neighbour = Some(neighbour);
-        }
-        Beside::Loss(_) | Beside::Neighbour(_) | Beside::Nothing => {}
-    }
-    if let Some(share) = loss {
-        beside.loss = Some(Loss::on_loopback(share)?);
-    }
-    let wish = Wish {
-        home,
-        telemetry: Asked { every: Some(telemetry::Options::EVERY), ..Asked::default() },
-        labels: BTreeMap::from([
-            ("selftest".to_owned(), case.cause.name().to_owned()),
-            ("fault".to_owned(), fault.to_string()),
-        ]),
-    };
-    pair::record(target.pid(), initiator, &wish, signals)?;
-    drop(beside);
-    target.stop()
-}
-
-/// What goes on beside the load; it ends with this.
-#[derive(Debug, Default)]
-struct Around {
-    hogs: Option<Hogs>,
-    neighbour: Option<Initiator>,
-    loss: Option<Loss>,
-}
-
-fn words(words: &[&str]) -> Vec<String> {
-    words.iter().map(|word| (*word).to_owned()).collect()
+fn mean(line: &Timeline) -> Option<f64> {
+    let rates: Vec<f64> = line.points.iter().filter_map(|point| point.value).collect();
+    (!rates.is_empty()).then(|| rates.iter().sum::<f64>() / rates.len() as f64)
 }
 
 #[cfg(test)]
@@ -350,45 +398,73 @@ mod tests {
             commands: 1,
             size: Size {
                 of: Vec::new(),
+                by: By::Mean,
                 injected_ns: 1.0,
                 found_ns: 1.0,
                 tolerance: None,
                 why: String::new(),
                 holds,
+                elsewhere: None,
             },
             cpu_pressure: None,
+            cpu_wait: None,
         }
+    }
+
+    fn expected(cause: Option<Cause>) -> Expected {
+        let case =
+            standin::all().iter().find(|f| f.expected().cause == Some(Cause::IopsLimit)).unwrap().expected();
+        Expected { cause, ..case }
     }
 
     #[test]
     fn only_the_right_cause_first_in_its_stage_with_its_size_and_a_clean_control_hold() {
-        let case = CASES.iter().find(|case| case.cause == Cause::IopsLimit).unwrap();
         let (right, other) = (Cause::IopsLimit, Cause::HostCpu);
         let storage = Some(Stage::Storage);
-        let said = |found: Found| wrong(case, &found).join("; ");
+        let said = |found: Found| wrong(&expected(Some(right)), &found).join("; ");
         assert_eq!(said(found(&[right, other], storage, &[], true)), "");
         assert_eq!(said(found(&[other, right], storage, &[], true)), "host_cpu, iops_limit was named");
         assert_eq!(said(found(&[], None, &[], true)), "no cause was named");
         assert!(said(found(&[right], Some(Stage::Network), &[], true)).contains("found in"));
         assert!(said(found(&[right], storage, &[other], true)).contains("without the fault host_cpu"));
         assert!(said(found(&[right], storage, &[], false)).contains("size"));
+        let mut grew = found(&[right], storage, &[], true);
+        grew.size.elsewhere = Some(Stage::Network);
+        assert_eq!(said(grew), "network grew too");
+    }
+
+    #[test]
+    fn of_what_is_no_fault_nothing_may_be_named() {
+        let said = |found: Found| wrong(&expected(None), &found).join("; ");
+        assert_eq!(said(found(&[], None, &[], true)), "");
+        assert_eq!(said(found(&[Cause::HostCpu], None, &[], true)), "host_cpu was named");
     }
 
     #[test]
     fn a_control_that_had_no_cpu_is_disturbed_and_one_with_another_cause_is_wrong() {
-        let of = |without: &[Cause], cpu_pressure| {
-            is_disturbed(&Found { cpu_pressure, ..found(&[], None, without, true) })
+        let of = |polls: bool, without: &[Cause], pressure, waited| {
+            let expected = Expected { polls, ..expected(Some(Cause::IopsLimit)) };
+            is_disturbed(&expected, &Cpu { pressure, waited }, without)
         };
-        assert!(of(&[], Some(BUSY)) && of(&[Cause::HostCpu], Some(0.1)) && of(&[Cause::HostCpu], None));
-        assert!(!of(&[], None) && !of(&[Cause::FabricLoss], Some(0.1)));
+        for polls in [false, true] {
+            assert!(
+                of(polls, &[Cause::HostCpu], Some(0.1), None) && of(polls, &[Cause::HostCpu], None, None)
+            );
+            assert!(of(polls, &[], None, Some(WAITED)));
+            assert!(!of(polls, &[], None, None) && !of(polls, &[Cause::FabricLoss], Some(0.1), Some(0.01)));
+            // What polls makes everything else wait.
+            assert_eq!(of(polls, &[], Some(BUSY), None), !polls);
+        }
     }
 
     #[test]
     fn causes_are_chosen_by_name_and_others_refused() {
-        assert_eq!(chosen(&[]).unwrap().len(), CASES.len());
-        let some = chosen(&["iops_limit".to_owned(), "fabric_loss".to_owned()]).unwrap();
-        assert_eq!(some.iter().map(|c| c.cause).collect::<Vec<_>>(), [Cause::FabricLoss, Cause::IopsLimit]);
-        let said = chosen(&["gremlins".to_owned()]).unwrap_err().to_string();
+        let known = ["fabric_loss", "iops_limit"];
+        let only = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert!(check(&[], &known).is_ok() && check(&only(&known), &known).is_ok());
+        let said = check(&only(&["gremlins"]), &known).unwrap_err().to_string();
         assert!(said.contains("gremlins") && said.contains("fabric_loss"), "{said}");
+        assert!(is_wanted(&[], "iops_limit") && is_wanted(&only(&["iops_limit"]), "iops_limit"));
+        assert!(!is_wanted(&only(&["iops_limit"]), "fabric_loss"));
     }
 }

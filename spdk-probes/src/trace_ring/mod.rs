@@ -49,7 +49,7 @@ use layout::Layout;
 pub use load::{Load, load, ring_sends, ring_usable};
 use memory::Shared;
 use reader::{Reader, Work};
-use rpc::Rpc;
+pub use rpc::{Rpc, RpcError};
 use switch::{Info, Switch};
 use ticks::Ticks;
 use turn::Turns;
@@ -123,7 +123,7 @@ impl TraceTarget {
             .map_err(|lacking| Error::NoTracepoints { path: path.clone(), lacking: lacking.join(", ") })?;
         let ticks = Ticks::new(layout.rate)?;
         let rpc = target(process.pid, &path, options.rpc.as_deref())?;
-        let refused = |error: rpc::RpcError| Error::TraceRpc { pid: process.pid, why: error.to_string() };
+        let refused = |error: RpcError| Error::TraceRpc { pid: process.pid, why: error.to_string() };
         // What the target can not say is only missing in the queues.
         let directory = Directory::ask(&rpc).unwrap_or_default();
         // The uprobe is there before the first tracepoint, so that no command has times and no name.
@@ -263,7 +263,7 @@ impl TraceTarget {
     }
 
     /// Why the recording can not go on, unless its process ends.
-    fn failed<T>(&self, result: Result<T, rpc::RpcError>, what: &str) -> Result<(), Error> {
+    fn failed<T>(&self, result: Result<T, RpcError>, what: &str) -> Result<(), Error> {
         match result {
             Err(error) if !self.ends() => Err(Error::TraceRingEnded { why: format!("{what}: {error}") }),
             _ => Ok(()),

@@ -29,24 +29,48 @@ const DEFAULT: &str = "/var/tmp/spdk.sock";
 
 /// Why a call came to nothing.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum RpcError {
+pub enum RpcError {
     /// The socket could not be reached.
     #[error("{}: {source}", path.display())]
-    Connect { path: PathBuf, source: Error },
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// What the system says.
+        source: Error,
+    },
     /// No answer, or not a whole one.
     #[error("{}: no answer to {method}: {why}", path.display())]
-    Answer { path: PathBuf, method: String, why: String },
+    Answer {
+        /// The socket.
+        path: PathBuf,
+        /// What was called.
+        method: String,
+        /// What came instead.
+        why: String,
+    },
     /// The socket is something else.
     #[error("{}: {why}", path.display())]
-    Other { path: PathBuf, why: String },
-    /// The target said no.
+    Other {
+        /// The socket.
+        path: PathBuf,
+        /// What it is, as far as it can be told.
+        why: String,
+    },
+    /// The process said no.
     #[error("{}: {method} is refused: {message}", path.display())]
-    Refused { path: PathBuf, method: String, message: String },
+    Refused {
+        /// The socket.
+        path: PathBuf,
+        /// What was called.
+        method: String,
+        /// Its reason.
+        message: String,
+    },
 }
 
-/// A socket to call.
+/// A socket on which an SPDK process can be called: JSON-RPC over a UNIX socket (SPDK's `doc/jsonrpc.md`).
 #[derive(Clone, Debug)]
-pub(super) struct Rpc {
+pub struct Rpc {
     path: PathBuf,
 }
 
@@ -93,19 +117,36 @@ fn open(path: &Path, within: Duration) -> std::io::Result<UnixStream> {
 }
 
 impl Rpc {
-    pub(super) fn new(path: &Path) -> Rpc {
+    /// Nothing is connected yet.
+    pub fn new(path: &Path) -> Rpc {
         Rpc { path: path.to_owned() }
     }
 
     /// The socket.
-    pub(super) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Calls a method and returns its result.
-    pub(super) fn call(&self, method: &str, params: Option<Value>) -> Result<Value, RpcError> {
-        let stream = self.open(TIMEOUT)?;
-        self.call_on(stream, method, params, TIMEOUT)
+    ///
+    /// # Errors
+    /// As [`Rpc::call_within`].
+    pub fn call(&self, method: &str, params: Option<Value>) -> Result<Value, RpcError> {
+        self.call_within(TIMEOUT, method, params)
+    }
+
+    /// The same, with how long the answer may take.
+    ///
+    /// # Errors
+    /// Nobody listens there, nothing that is an answer comes in time, or the process refuses the call.
+    pub fn call_within(
+        &self,
+        within: Duration,
+        method: &str,
+        params: Option<Value>,
+    ) -> Result<Value, RpcError> {
+        let stream = self.open(TIMEOUT.min(within))?;
+        self.call_on(stream, method, params, within)
     }
 
     fn open(&self, within: Duration) -> Result<UnixStream, RpcError> {

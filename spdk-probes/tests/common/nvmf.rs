@@ -1,6 +1,5 @@
 //! Starts and steers a real SPDK target and its loads, if `SPDK_BUILD` names the `build` folder of one.
 
-use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, Stdio};
@@ -9,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use run_format::Side;
 use serde_json::{Value, json};
-use spdk_probes::{Choice, Options, Target, find};
+use spdk_probes::{Choice, Options, Rpc, Target, find};
 
 use super::standin::Running;
 
@@ -25,24 +24,8 @@ pub(crate) fn build() -> Option<(PathBuf, MutexGuard<'static, ()>)> {
 }
 
 pub(crate) fn rpc(socket: &Path, method: &str, params: Value) -> Value {
-    let mut stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let request = match &params {
-        Value::Null => json!({"jsonrpc": "2.0", "id": 1, "method": method}),
-        _ => json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}),
-    };
-    stream.write_all(request.to_string().as_bytes()).unwrap();
-    let mut answer = Vec::new();
-    let mut buffer = [0; 65536];
-    loop {
-        let n = stream.read(&mut buffer).unwrap();
-        assert!(n > 0, "{method}: no answer");
-        answer.extend_from_slice(&buffer[..n]);
-        if let Ok(answer) = serde_json::from_slice::<Value>(&answer) {
-            assert!(answer.get("error").is_none(), "{method}: {answer}");
-            return answer["result"].clone();
-        }
-    }
+    let params = (!params.is_null()).then_some(params);
+    Rpc::new(socket).call_within(Duration::from_secs(60), method, params).unwrap()
 }
 
 pub(crate) const NQN: &str = "nqn.2016-06.io.spdk:fabscope";
