@@ -310,6 +310,13 @@ impl<'a> Facts<'a> {
         took / floor.max(1.0)
     }
 
+    /// The mean size of all commands that were in storage, by the target's run: also those of other hosts.
+    pub(crate) fn bytes_in_storage(&self) -> Option<f64> {
+        let target = &self.joined.target;
+        let was_there = |row: &usize| target.time(Boundary::TDone, *row) != NONE;
+        mean((0..target.len()).filter(was_there).map(|row| f64::from(target.bytes[row])))
+    }
+
     /// Whether any queue goes over TCP.
     pub(crate) fn has_tcp(&self) -> bool {
         self.queues.iter().any(|q| q.host.transport == Transport::Tcp)

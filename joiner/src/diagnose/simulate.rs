@@ -503,6 +503,11 @@ pub(super) fn connection(side: Side, queue: u32) -> String {
 }
 
 impl Happened {
+    /// Those commands were another host's, which is not recorded: the target's run alone has them.
+    pub(super) fn leave_to_another_host(&mut self, is_its: impl Fn(&Command) -> bool) {
+        self.host.retain(|(_, command)| !is_its(command));
+    }
+
     /// Writes both runs with their telemetry, sampled every 100 ms, by the run format's own writers.
     pub(super) fn write(&self, folder: &Path, telemetry: &[Sampled]) -> (Run, Run) {
         self.write_as(folder, telemetry, &mut |_, _| ())

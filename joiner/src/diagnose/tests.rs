@@ -463,6 +463,28 @@ fn a_noisy_neighbour_completes_more_while_the_other_is_slow() {
     }
 }
 
+/// What another host has on the drive is large: its bandwidth is what is met, however small the recorded host's are.
+#[test]
+fn small_commands_among_large_ones_of_another_host_meet_no_iops_limit() {
+    for seed in SEEDS {
+        let world = World {
+            storage: Storage::Limit(100_000, 60_000.0),
+            places: 40,
+            pause: 2e6,
+            sizes: [(65_536, 5), (4_096, 0)],
+            writes: 0,
+            ..World::new(seed)
+        };
+        let mut happened = run(&world);
+        happened.leave_to_another_host(|command| command.bytes > 4_096);
+        let folder = tempfile::tempdir().unwrap();
+        let (host, target) = happened.write(folder.path(), &[]);
+        let diagnosis = diagnose(&host, &target, &DiagnoseOptions::default()).unwrap();
+        is_first(Cause::DriveSaturated, seed, &diagnosis);
+        assert!(!names(&diagnosis).contains(&"iops_limit"), "seed {seed}: {}", diagnosis.to_table());
+    }
+}
+
 #[test]
 fn an_iops_limit_lets_the_same_number_through() {
     for seed in SEEDS {

@@ -91,7 +91,9 @@ const DRIVE: &str = "Drive";
 /// Of a bdev, 512 bytes each.
 const BLOCKS: u32 = 65_536;
 /// What a flash drive takes, us.
-const FLASH: u32 = 100;
+const FLASH: u32 = 250;
+/// What a drive takes that many commands are outstanding on, us.
+const SLOW: u32 = 3_000;
 
 /// A drive of memory that takes this long, us; 1 of 100 commands, drawn at random by SPDK, the other.
 fn drive(average: u32, one_in_100: u32) -> Vec<Call> {
@@ -115,9 +117,9 @@ fn reads(bytes: u32, depth: u32) -> Part {
     Part { pattern: "randread", bytes, depth }
 }
 
-/// A load whose depth changes: a limit shows in that more at once take longer.
+/// A load whose depth changes, 10 on average: a limit shows in that more at once take longer.
 fn deeper_and_deeper(bytes: u32) -> Vec<Part> {
-    [4, 8, 16, 32].map(|depth| reads(bytes, depth)).into()
+    [4, 8, 12, 16].map(|depth| reads(bytes, depth)).into()
 }
 
 /// Small reads of a flash drive, one at a time.
@@ -133,9 +135,9 @@ fn plain() -> Plan {
     }
 }
 
-/// A limit of SPDK's own (QoS) on a drive that takes 1 ms.
+/// A limit of SPDK's own (QoS) on a slow drive.
 fn limited(fault: bool, limit: Value, load: Vec<Part>) -> Plan {
-    let mut bdevs = drive(1_000, 1_000);
+    let mut bdevs = drive(SLOW, SLOW);
     if fault {
         bdevs.push(("bdev_set_qos_limit", limit));
     }
@@ -152,11 +154,11 @@ fn drive_internal(fault: bool) -> Plan {
 }
 
 fn iops_limit(fault: bool) -> Plan {
-    limited(fault, json!({ "name": DRIVE, "rw_ios_per_sec": 2_000 }), deeper_and_deeper(4_096))
+    limited(fault, json!({ "name": DRIVE, "rw_ios_per_sec": 1_000 }), deeper_and_deeper(4_096))
 }
 
 fn drive_saturated(fault: bool) -> Plan {
-    limited(fault, json!({ "name": DRIVE, "rw_mbytes_per_sec": 125 }), deeper_and_deeper(65_536))
+    limited(fault, json!({ "name": DRIVE, "rw_mbytes_per_sec": 64 }), deeper_and_deeper(65_536))
 }
 
 fn noisy_neighbour(fault: bool) -> Plan {
@@ -196,8 +198,8 @@ fn buffer_pool(fault: bool) -> Plan {
             ("bdev_set_options", json!({ "iobuf_small_cache_size": 16, "iobuf_large_cache_size": 0 })),
             ("accel_set_options", json!({ "small_cache_size": 16, "large_cache_size": 0 })),
         ],
-        bdevs: drive(1_000, 1_000),
-        load: vec![reads(65_536, 32)],
+        bdevs: drive(SLOW, SLOW),
+        load: vec![reads(65_536, 16)],
         ..plain()
     }
 }
@@ -249,7 +251,7 @@ fn transport_window(fault: bool) -> Plan {
 }
 
 fn fabric_loss(fault: bool) -> Plan {
-    Plan { load: vec![reads(4_096, 4)], beside: Beside::Loss(if fault { 0.01 } else { 0.0 }), ..plain() }
+    Plan { load: vec![reads(4_096, 2)], beside: Beside::Loss(if fault { 0.01 } else { 0.0 }), ..plain() }
 }
 
 fn host_cpu(fault: bool) -> Plan {
@@ -261,7 +263,7 @@ pub const CASES: &[Case] = &[
     Case {
         name: "slower_drive",
         cause: None,
-        injected: "the drive takes 400 us instead of 100, each command: slower, and no cause of those that are known",
+        injected: "the drive takes 550 us instead of 250, each command: slower, and no cause of those that are known",
         stages: STORAGE,
         plan: slower_drive,
         least: SHORT,
@@ -276,45 +278,45 @@ pub const CASES: &[Case] = &[
     Case {
         name: "drive_internal",
         cause: Some(Cause::DriveInternal),
-        injected: "1 of 100 commands, drawn at random by SPDK's delay bdev, takes 5 ms instead of 100 us",
+        injected: "1 of 100 commands, drawn at random by SPDK's delay bdev, takes 5 ms instead of 250 us",
         stages: STORAGE,
         plan: drive_internal,
         least: LONGER,
         size: Size {
             of: STORAGE,
-            micros: 0.01 * 4_900.0,
+            micros: 0.01 * 4_750.0,
             within: Some(0.3),
-            why: "49 us on average; how many of some ten thousands are drawn varies by a twentieth",
+            why: "47.5 us on average; how many of some ten thousands are drawn varies by a twentieth",
         },
         every: false,
     },
     Case {
         name: "iops_limit",
         cause: Some(Cause::IopsLimit),
-        injected: "SPDK's QoS lets 2,000 commands a second through, and 4, 8, 16 and 32 are outstanding",
+        injected: "SPDK's QoS lets 1,000 commands a second through, and 4, 8, 12 and 16 are outstanding",
         stages: STORAGE,
         plan: iops_limit,
         least: LONGER,
         size: Size {
             of: STORAGE,
-            micros: 15.0 * 500.0 - 1_000.0,
+            micros: 10.0 * 1_000.0 - 3_000.0,
             within: Some(0.1),
-            why: "of 15 outstanding on average each waits its turn, 0.5 ms apart: 7.5 ms, in which the drive's own 1 ms is hidden",
+            why: "of 10 outstanding on average each waits its turn, 1 ms apart: 10 ms, in which the drive's own 3 ms are hidden",
         },
         every: false,
     },
     Case {
         name: "drive_saturated",
         cause: Some(Cause::DriveSaturated),
-        injected: "SPDK's QoS lets 125 MiB a second through, as a drive whose bandwidth is used up, and 4, 8, 16 and 32 reads of 64 KiB are outstanding",
+        injected: "SPDK's QoS lets 64 MiB a second through, as a drive whose bandwidth is used up, and 4, 8, 12 and 16 reads of 64 KiB are outstanding",
         stages: STORAGE,
         plan: drive_saturated,
         least: LONGER,
         size: Size {
             of: STORAGE,
-            micros: 15.0 * 500.0 - 1_000.0,
+            micros: 10.0 * 1_000_000.0 / 1_024.0 - 3_000.0,
             within: Some(0.1),
-            why: "64 KiB take 0.5 ms at 125 MiB a second: of 15 outstanding on average each waits its turn, in which the drive's own 1 ms is hidden",
+            why: "64 MiB a second are 1,024 reads: of 10 outstanding on average each waits its turn, in which the drive's own 3 ms are hidden",
         },
         every: false,
     },
@@ -336,15 +338,15 @@ pub const CASES: &[Case] = &[
     Case {
         name: "buffer_pool",
         cause: Some(Cause::BufferPool),
-        injected: "the target has 8 large data buffers (iobuf) for 32 reads of 64 KiB, and storage takes 1 ms",
+        injected: "the target has 8 large data buffers (iobuf) for 16 reads of 64 KiB, and storage takes 3 ms",
         stages: TARGET_DRIVER,
         plan: buffer_pool,
         least: LONGEST,
         size: Size {
             of: TARGET_DRIVER,
-            micros: 3.0 * 1_000.0,
+            micros: 3_000.0,
             within: Some(0.25),
-            why: "eight at a time, so that each waits for the three eights before it; a little more, as a buffer comes back when the data was sent",
+            why: "eight at a time, so that each waits for the eight before it; a little more, as a buffer comes back when the data was sent",
         },
         every: false,
     },

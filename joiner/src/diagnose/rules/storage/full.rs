@@ -104,9 +104,11 @@ fn full(facts: &Facts<'_>) -> Result<Full, String> {
     Ok(Full { depth, trend, share, rate, bandwidth: carried * f64::from(facts.one_in) / facts.seconds })
 }
 
-/// Whether the commands are small and random: their mean size, and the share that begins where another ended.
+/// Whether the commands are small and random: the mean size of all that storage completes, also for others than this
+/// host, and the share that begins where another ended.
 fn small_random(facts: &Facts<'_>) -> (f64, f64) {
     let size = mean(facts.rows.iter().map(|row| f64::from(row.bytes))).unwrap_or(0.0);
+    let size = facts.bytes_in_storage().unwrap_or(size);
     let mut ends: BTreeMap<(usize, u32), u64> = BTreeMap::new();
     let mut follows = 0usize;
     for row in &facts.rows {

@@ -47,7 +47,7 @@ struct Beside {
     from: usize,
     up_to: usize,
     more: f64,
-    /// The rows beside the busy neighbour, and what is normal beside the quiet one by class median.
+    /// The rows beside a neighbour that is not quiet, and what is normal beside the quiet one by class median.
     rows: Vec<usize>,
     normal: f64,
 }
@@ -166,6 +166,8 @@ fn compare(
     let least = NEIGHBOUR_COMMANDS.value as usize;
     let quiet = &loads[..loads.partition_point(|l| l.0 <= up_to)];
     let busy = &loads[loads.partition_point(|l| l.0 < from)..];
+    // What is in between waits for the neighbour too, only less.
+    let beside = &loads[quiet.len()..];
     if quiet.len() < least || busy.len() < least {
         return None;
     }
@@ -192,7 +194,7 @@ fn compare(
         from,
         up_to,
         more: around(busy)? / around(quiet)?.max(0.1),
-        rows: busy.iter().map(|l| l.1).collect(),
+        rows: beside.iter().map(|l| l.1).collect(),
         normal,
     })
 }
