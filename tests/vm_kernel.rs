@@ -443,7 +443,7 @@ fn everything_is_recorded(kernel: Kernel) -> Result<()> {
     let both = Both::boot(Vm::builder(kernel).nvme_drive(64).nvme_drive(64))?;
     let vm = &both.vm;
     vm.load_module("nvme")?;
-    vm.sh("for try in $(seq 100); do [ -b /dev/nvme0n1 ] && [ -b /dev/nvme1n1 ] && exit; sleep 0.1; done; exit 1")?;
+    vm.sh("for try in $(seq 600); do [ -b /dev/nvme0n1 ] && [ -b /dev/nvme1n1 ] && exit; sleep 0.1; done; exit 1")?;
     let drive = || {
         vm.null_blk(NullBlk {
             size_mb: 64,

@@ -5,240 +5,10 @@
 mod support;
 
 use anyhow::{Context, Result, ensure};
-use joiner::{Class, Report};
 use run_format::{Run, Stage};
-use serde_json::Value;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
-use support::vm::Both;
-use support::{FABSCOPE, Pair, cut};
-use testbed::{Backing, Controller, FarNetwork, Kernel, NullBlk, Port, Transport, Vm};
-
-/// A fault, and what has to be found of it.
-struct Case {
-    /// What has to be named first; none where nothing may be named.
-    cause: Option<&'static str>,
-    /// Names its runs.
-    name: &'static str,
-    /// What is done.
-    injected: &'static str,
-    /// The stages that it may be found in.
-    stages: &'static [Stage],
-    size: Size,
-}
-
-/// What the fault adds to the mean time of stages, of the class with most commands.
-struct Size {
-    of: &'static [Stage],
-    by: Duration,
-    /// By what share of it what is found may be off; none where it is the least that it adds.
-    within: Option<f64>,
-}
-
-/// Both sides' runs of one load.
-struct Runs {
-    folder: PathBuf,
-    report: Report,
-}
-
-/// A load that was recorded: its place among them.
-#[derive(Clone, Copy)]
-struct Load(usize);
-
-/// Host and target in a VM, each in a network of its own, and both recorded.
-struct Bed {
-    both: Both,
-    network: FarNetwork,
-    runs: PathBuf,
-    /// From when to when each load ran.
-    loads: Vec<(i64, i64)>,
-    /// What has to be found in a load without and one with the fault.
-    cases: Vec<(Case, Load, Load)>,
-}
-
-impl Bed {
-    fn boot(kernel: Kernel) -> Result<Bed> {
-        let runs = Path::new(env!("CARGO_TARGET_TMPDIR")).join("vm-selftest").join(kernel.to_string());
-        let _old = std::fs::remove_dir_all(&runs);
-        let builder =
-            Vm::builder(kernel).counted_time().kernel_option("psi=1").program("dmsetup").program("nsenter");
-        let mut both = Both::keeping(builder, &runs)?;
-        for module in ["nvme_tcp", "nvmet_tcp", "tcp_diag"] {
-            both.vm.load_module(module)?;
-        }
-        let network = both.vm.far_network()?;
-        both.at_target = network.inside();
-        Ok(Bed { both, network, runs, loads: Vec::new(), cases: Vec::new() })
-    }
-
-    fn port(&self, number: u16, in_capsule: Option<u32>) -> Port<'static> {
-        let (address, within) = (self.network.target_address, Some(self.network.namespace));
-        Port { within, in_capsule, ..Port::new(Transport::Tcp, address, number) }
-    }
-
-    fn sh(&self, script: &str) -> Result<String> {
-        self.both.vm.sh(script)
-    }
-
-    /// What both ends do to what they send; nothing where that is empty.
-    fn netem(&self, how: &str) -> Result<()> {
-        let FarNetwork { host_device: h, target_device: t, .. } = self.network;
-        for (device, inside) in [(h, String::new()), (t, self.network.inside())] {
-            self.sh(&if how.is_empty() {
-                format!("{inside} tc qdisc del dev {device} root")
-            } else {
-                format!("{inside} tc qdisc replace dev {device} root netem limit 100000 {how}")
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Runs a load.
-    fn load(&mut self, command: &str) -> Result<Load> {
-        let began = std::time::Instant::now();
-        let from = self.both.now()?;
-        self.both.vm.run(command, LOAD)?.check()?;
-        let to = self.both.now()?;
-        eprintln!("  {:.1?}, {:.1} s there", began.elapsed(), (to - from) as f64 / 1e9);
-        self.loads.push((from, to));
-        Ok(Load(self.loads.len() - 1))
-    }
-
-    fn expect(&mut self, case: Case, clean: Load, fault: Load) {
-        self.cases.push((case, clean, fault));
-    }
-
-    /// Ends it all, and holds what is found against what was done.
-    fn end(self) -> Result<()> {
-        let release = self.both.vm.release().to_owned();
-        let (host, target) = self.both.end_recording()?;
-        // A VM that counts its time takes a whole CPU when it has nothing to do.
-        self.both.end()?;
-        let whole = [Run::open(&host)?, Run::open(&target)?];
-        for run in &whole {
-            let telemetry = run.manifest().telemetry.as_ref().context("no telemetry")?;
-            for name in ["tcp", "retransmits", "sched"] {
-                let collector = telemetry.collectors.iter().find(|collector| collector.name == name);
-                ensure!(collector.is_some_and(|collector| collector.present), "{collector:#?}");
-            }
-        }
-        let mut wrong = Vec::new();
-        for (case, clean, fault) in self.cases {
-            let runs = |load: Load, which: &str| -> Result<Runs> {
-                part(&whole, self.loads[load.0], &self.runs.join(format!("{}-{which}", case.name)))
-            };
-            let (clean, fault) = (runs(clean, "clean")?, runs(fault, "fault")?);
-            wrong.extend(case.wrong(&clean, &fault)?);
-        }
-        ensure!(wrong.is_empty(), "{release}:\n{}", wrong.join("\n"));
-        Ok(())
-    }
-}
-
-/// The runs of one load.
-fn part(whole: &[Run; 2], load: (i64, i64), folder: &Path) -> Result<Runs> {
-    let [host, target] = ["host.run", "target.run"].map(|run| folder.join(run));
-    for (run, into) in whole.iter().zip([&host, &target]) {
-        cut::cut(run, load, into)?;
-    }
-    let pair = Pair::join(&host, &target).with_context(|| folder.display().to_string())?;
-    pair.nearly_all_joined(1)?;
-    Ok(Runs { report: pair.report()?, folder: folder.to_owned() })
-}
-
-impl Case {
-    /// What is not as it has to be.
-    fn wrong(&self, clean: &Runs, fault: &Runs) -> Result<Option<String>> {
-        let (without, with) = (diagnose(clean, None)?, diagnose(fault, Some(clean))?);
-        let mut wrong = Vec::new();
-        let (no_fault, named) = (causes(&without), causes(&with));
-        if no_fault == ["host_cpu"] {
-            // An emulated CPU is short of time where a real one is not: that is so, and tells nothing of the fault.
-            support::skipped(&format!("{}: the VM's CPU had no time without the fault either", self.name));
-            return Ok(None);
-        }
-        if !no_fault.is_empty() {
-            wrong.push(format!("without the fault {} was named", no_fault.join(", ")));
-        }
-        if named.first().map(String::as_str) != self.cause {
-            wrong.push(format!("{} was named, not {}", list(&named), self.cause.unwrap_or("nothing")));
-        }
-        let stage = with["causes"][0]["stage"].as_str().unwrap_or("-");
-        if self.cause.is_some() && !self.stages.iter().any(|of| of.name() == stage) {
-            wrong.push(format!("it was found in {stage}"));
-        }
-        let (by, found) = (self.size.by.as_nanos() as f64, grown(self.size.of, clean, fault)?);
-        let holds = match self.size.within {
-            Some(within) => (found - by).abs() <= within * by,
-            None => found >= by,
-        };
-        if !holds {
-            wrong.push(format!("{found:.0} ns were found, and {by:.0} injected"));
-        }
-        eprintln!(
-            "{:<18} {:<32} {stage:<14} {:>9.3} ms {:>9.3} ms  {}",
-            self.name,
-            list(&named),
-            by / 1e6,
-            found / 1e6,
-            self.injected
-        );
-        if wrong.is_empty() {
-            return Ok(None);
-        }
-        let why = |diagnosis: &Value| -> String {
-            let of = |part: &str| diagnosis[part].as_array().cloned().unwrap_or_default();
-            let found = of("causes");
-            let found = found.iter().map(|f| format!("\n      {}: {}", f["cause"], f["evidence"]));
-            let others = of("ruled_out").into_iter().chain(of("cannot_tell"));
-            found.chain(others.map(|j| format!("\n      {}: {}", j["cause"], j["why"]))).collect()
-        };
-        Ok(Some(format!(
-            "{}: {}\n    without it{}\n    with it{}",
-            self.name,
-            wrong.join("; "),
-            why(&without),
-            why(&with)
-        )))
-    }
-}
-
-/// How long a load may take: it is emulated, on a busy machine.
-const LOAD: Duration = Duration::from_secs(240);
-
-fn list(names: &[String]) -> String {
-    if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
-}
-
-/// `fabscope diagnose HOST TARGET --format json`.
-fn diagnose(of: &Runs, baseline: Option<&Runs>) -> Result<Value> {
-    let mut command = Command::new(FABSCOPE);
-    command.arg("diagnose").args(["host.run", "target.run"].map(|run| of.folder.join(run)));
-    command.args(["--format", "json"]);
-    if let Some(baseline) = baseline {
-        command.arg("--baseline").arg(&baseline.folder);
-    }
-    Ok(serde_json::from_str(&support::outcome(&mut command)?.expect(0, &[])?.stdout)?)
-}
-
-fn causes(diagnosis: &Value) -> Vec<String> {
-    let all = diagnosis["causes"].as_array().into_iter().flatten();
-    all.filter_map(|finding| finding["cause"].as_str()).map(str::to_owned).collect()
-}
-
-/// By how much stages took longer on average with the fault, ns.
-fn grown(of: &[Stage], clean: &Runs, fault: &Runs) -> Result<f64> {
-    let class = clean.report.classes.iter().max_by_key(|class| class.commands).context("no commands")?;
-    let is_same = |other: &&Class| {
-        (other.operation, other.bytes, other.error) == (class.operation, class.bytes, class.error)
-    };
-    let with = fault.report.classes.iter().find(is_same).context("no such commands with the fault")?;
-    let mean = |class: &Class| -> f64 {
-        of.iter().map(|stage| class.stages.of(*stage).map_or(0.0, |figures| figures.times.mean_ns)).sum()
-    };
-    Ok(mean(with) - mean(class))
-}
+use support::causes::{Bed, Case, Size};
+use testbed::{Backing, Controller, Kernel, NullBlk, Vm};
 
 const FIO: &str = "fio --ioengine=libaio --direct=1 --size=60m --output=/dev/null";
 
@@ -446,15 +216,156 @@ fn causes_are_found(kernel: Kernel) -> Result<()> {
         return Ok(());
     }
     let _turn = support::turn()?;
-    let mut bed = Bed::boot(kernel)?;
+    let mut bed = Bed::boot(Vm::builder(kernel), true, &kernel.to_string())?;
     bed.both.begin_recording("")?;
     let controller = storage(&mut bed)?;
     bed.both.vm.disconnect(&controller)?;
     network(&mut bed)?;
-    bed.end()
+    bed.end().map(drop)
 }
 
 #[test]
 fn causes_are_found_on_debian_6_12() -> Result<()> {
     causes_are_found(Kernel::Debian6_12)
+}
+
+// ---------------------------------------------------------------- several CPUs
+
+/// Of a drive that several CPUs use. So long that the emulated CPUs have time to spare, and that what the machine's other
+/// work adds is little beside it.
+const SHARED: Duration = Duration::from_millis(200);
+/// How many CPUs submit, and how many commands each has outstanding.
+const CPUS: u32 = 4;
+const EACH: u32 = 8;
+/// How many commands a queue of 16 entries takes at once: one stays free, and one is kept for Connect.
+const PLACES: u32 = 14;
+
+/// What the emulated drive says of itself.
+const CELSIUS: f64 = 50.0;
+const WARNS_OF_HEAT: u32 = 2;
+
+const BEFORE_IT_IS_SENT: &[Stage] = &[Stage::HostBlock, Stage::HostDriver];
+
+fn queues(bed: &mut Bed) -> Result<()> {
+    let of = nqn("queues");
+    let vm = &bed.both.vm;
+    let drive = vm.null_blk(NullBlk { size_mb: 64, completion: SHARED, ..NullBlk::default() })?;
+    vm.nvmet(&of, &[Backing::Block(&drive)], &bed.port(4420, None))?;
+    let connect = |bed: &Bed, queues: u32| -> Result<(Controller, String)> {
+        let options = format!("nr_io_queues={queues},queue_size=16");
+        let controller = bed.both.connect(&bed.port(4420, None), &of, &options)?;
+        let device = bed.both.vm.namespace(&controller, 1)?;
+        Ok((controller, device))
+    };
+    let fio = |device: &str| format!("{FIO} --filename={device} --rw=randread --bs=4k --iodepth={EACH}");
+    let spread = |device: &str| {
+        format!(
+            "{} --name=x --numjobs={CPUS} --cpus_allowed=0,1,2,3 --cpus_allowed_policy=split --number_ios=100",
+            fio(device)
+        )
+    };
+
+    let (controller, shared) = connect(bed, CPUS)?;
+    let clean = bed.load(&spread(&shared))?;
+    // Its health log is read every ten seconds: once before and once after, at the least.
+    let warned = bed.both.now()?;
+    bed.both.vm.set_nvme_drive(0, "smart_critical_warning", WARNS_OF_HEAT)?;
+    bed.sh(&format!("dd if={LOCAL} of=/dev/null bs=4k count=100 iflag=direct"))?;
+
+    // As many commands as before, three quarters of them on one CPU.
+    let hot = bed.load(&format!(
+        "{} --name=many --numjobs=3 --cpus_allowed=0 --number_ios=90 --name=few --cpus_allowed=1 --number_ios=150",
+        fio(&shared)
+    ))?;
+    let (many, few) = (f64::from(3 * 90), 150.0);
+    let waits = SHARED.mul_f64(f64::from(3 * EACH) / f64::from(PLACES) - 1.0);
+    let case = Case {
+        cause: Some("hot_queue"),
+        name: "hot_queue",
+        injected: "three of four jobs on one CPU, whose queue takes 14 of their 24 commands at once",
+        stages: BEFORE_IT_IS_SENT,
+        size: Size { of: BEFORE_IT_IS_SENT, by: waits.mul_f64(many / (many + few)), within: Some(0.35) },
+    };
+    bed.expect(case, clean, hot);
+
+    bed.both.vm.disconnect(&controller)?;
+
+    let (controller, shared) = connect(bed, 1)?;
+    let one = bed.load(&spread(&shared))?;
+    let case = Case {
+        cause: Some("too_few_queues"),
+        name: "too_few_queues",
+        injected: "nr_io_queues=1: it takes 14 commands at once, and four CPUs have 32",
+        stages: BEFORE_IT_IS_SENT,
+        size: Size {
+            of: BEFORE_IT_IS_SENT,
+            by: SHARED.mul_f64(f64::from(CPUS * EACH) / f64::from(PLACES) - 1.0),
+            within: Some(0.35),
+        },
+    };
+    bed.expect(case, clean, one);
+    bed.both.vm.disconnect(&controller)?;
+
+    bed.sh(&format!(
+        "until [ $(cut -d. -f1 /proc/uptime) -gt {} ]; do sleep 0.2; done",
+        warned / 1_000_000_000 + 21
+    ))
+    .map(drop)
+}
+
+/// The drive on PCIe.
+const LOCAL: &str = "/dev/nvme0n1";
+
+/// What both sides' telemetry tells of the drive on PCIe: of its link, its temperature, its warning and what it read.
+fn the_drive_tells(run: &Run) -> Result<()> {
+    let telemetry = run.telemetry()?;
+    let values = |collector: &str, metric: &str| -> Result<Vec<f64>> {
+        let lines = telemetry.timelines(collector, metric)?;
+        let line = lines.iter().find(|line| line.object == "nvme0");
+        let line = line.with_context(|| format!("{collector}.{metric} of the drive: {lines:?}"))?;
+        Ok(line.points.iter().filter_map(|point| point.value).collect())
+    };
+    let always = |collector: &str, metric: &str, value: f64| -> Result<()> {
+        let values = values(collector, metric)?;
+        let is_it = !values.is_empty() && values.iter().all(|v| (v - value).abs() < 1e-6);
+        ensure!(is_it, "{collector}.{metric} is {values:?}, not {value}");
+        Ok(())
+    };
+    for (metric, value) in
+        [("link_speed", 2.5), ("max_link_speed", 2.5), ("link_width", 1.0), ("max_link_width", 1.0)]
+    {
+        always("pcie", metric, value)?;
+    }
+    always("smart", "temperature", CELSIUS)?;
+    let warnings = values("smart", "critical_warning")?;
+    ensure!(
+        warnings.first() == Some(&0.0) && warnings.last() == Some(&f64::from(WARNS_OF_HEAT)),
+        "{warnings:?}"
+    );
+    ensure!(warnings.is_sorted(), "it warns from when it was made to: {warnings:?}");
+    let reads = values("smart", "reads")?;
+    ensure!(reads.iter().any(|rate| *rate > 0.0), "it read: {reads:?}");
+    Ok(())
+}
+
+fn causes_of_several_cpus_are_found(kernel: Kernel) -> Result<()> {
+    if !testbed::available(kernel)? {
+        return Ok(());
+    }
+    let _turn = support::turn()?;
+    let builder = Vm::builder(kernel).cpus(CPUS).nvme_drive(64);
+    let mut bed = Bed::boot(builder, false, &format!("{kernel}-several-cpus"))?;
+    bed.both.vm.load_module("nvme")?;
+    bed.sh(&format!("until [ -b {LOCAL} ]; do sleep 0.1; done"))?;
+    bed.both.begin_recording("")?;
+    queues(&mut bed)?;
+    for run in bed.end()? {
+        the_drive_tells(&run).with_context(|| run.directory().display().to_string())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn causes_of_several_cpus_are_found_on_debian_6_12() -> Result<()> {
+    causes_of_several_cpus_are_found(Kernel::Debian6_12)
 }

@@ -84,7 +84,7 @@ impl Bed {
 
     /// Reads one after the other.
     fn read(&self) -> Result<Took> {
-        let said = self.vm.run(&format!("host_io --time-reads {READS} {}", self.device), MINUTE)?;
+        let said = self.vm.run(&format!("host_io --time-reads {READS} {}", self.device), 4 * MINUTE)?;
         let said = said.check()?.text();
         let fields: Vec<&str> = said.trim().split('\t').collect();
         ensure!(fields.first() == Some(&"took") && fields.len() == 5, "{said}");
@@ -119,7 +119,7 @@ impl Bed {
 
     fn end_script(&self, script: Running<'_>) -> Result<()> {
         self.vm.sh("kill -INT $(pidof bpftrace)")?;
-        script.wait(MINUTE)?.check()?;
+        script.wait(4 * MINUTE)?.check()?;
         let said = self.vm.sh("cat /tmp/script.out; rm /tmp/script.out")?;
         let mut commands = 0;
         for line in said.lines().filter_map(|line| line.strip_prefix("command ")) {

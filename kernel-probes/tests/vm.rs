@@ -51,13 +51,13 @@ fn the_host_is_recorded(kernel: Kernel, identity: &str) -> Result<()> {
     for (name, recorder) in [("whole", &whole), ("some", &some), ("tight", &tight)] {
         ready(&vm, name, recorder)?;
     }
-    let said = vm.run(&format!("host_io {device}"), MINUTE)?.check()?.text();
+    let said = vm.run(&format!("host_io {device}"), 4 * MINUTE)?.check()?.text();
     let some = recorded(&vm, "some", some)?;
     let tight = recorded(&vm, "tight", tight)?;
 
     let reads = vm.spawn(&format!("host_io {device} --read-for 4"))?;
     vm.sh(&format!("sleep 1; echo 1 > /sys/class/nvme/{}/reset_controller", controller.name))?;
-    reads.wait(MINUTE)?.check().context("reads go on over a reset")?;
+    reads.wait(4 * MINUTE)?.check().context("reads go on over a reset")?;
     vm.disconnect(&controller)?;
     let whole = recorded(&vm, "whole", whole)?;
 

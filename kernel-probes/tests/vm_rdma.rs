@@ -177,7 +177,7 @@ fn over_ipv6(vm: &Vm, device: &str) -> Result<Controller> {
     let port = Port::new(Transport::Rdma, ADDRESS, PORT);
     let controller = vm.connect(&port, RDMA_NQN, HOST)?;
     let disk = vm.namespace(&controller, 1)?;
-    vm.run(&format!("host_io {disk} --read-for 0.5"), MINUTE)?.check()?;
+    vm.run(&format!("host_io {disk} --read-for 0.5"), 4 * MINUTE)?.check()?;
     vm.disconnect(&controller)?;
     Ok(controller)
 }

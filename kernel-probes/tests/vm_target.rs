@@ -83,7 +83,7 @@ fn connect(vm: &Vm, ends: &SoftRoce, kernel: Kernel) -> Result<Hosts> {
 
     if kernel != Kernel::Debian6_1 {
         vm.load_module("nvme")?;
-        vm.sh("for try in $(seq 100); do grep -l pcie /sys/class/nvme/*/transport && exit; sleep 0.1; done; exit 1")?;
+        vm.sh("for try in $(seq 600); do grep -l pcie /sys/class/nvme/*/transport && exit; sleep 0.1; done; exit 1")?;
         let pcie = vm.sh("grep -l pcie /sys/class/nvme/*/transport")?;
         let name = pcie.trim().split('/').nth(4).context("no drive on PCIe")?.to_owned();
         vm.nvmet_passthru(PASSED_NQN, &format!("/dev/{name}"), &TCP)?;
@@ -131,7 +131,7 @@ fn the_target_is_recorded(kernel: Kernel) -> Result<()> {
         said.push(expected(&vm.run(&load, 4 * MINUTE)?.check()?.text())?);
     }
     // So many, however slow the machine is.
-    vm.run(&format!("host_io --time-reads 32 {}", hosts.slow), MINUTE)?.check()?;
+    vm.run(&format!("host_io --time-reads 32 {}", hosts.slow), 4 * MINUTE)?.check()?;
     let some = recorded(&vm, "some", some)?;
     let host = recorded(&vm, "host", host)?;
     let tight = tight(&vm, &hosts.disks[0].device)?;

@@ -2,6 +2,7 @@
 //! runs against truths that the joiner does not use.
 #![allow(dead_code, unreachable_pub)] // each test program uses its own part, and has no outside
 
+pub mod causes;
 pub mod cut;
 pub mod disk;
 pub mod live;

@@ -263,7 +263,7 @@ pub(crate) fn ready(vm: &Vm, name: &str, recorder: &Running<'_>) -> Result<()> {
 /// Stops a recorder and reads what it printed.
 pub(crate) fn recorded(vm: &Vm, name: &str, recorder: Running<'_>) -> Result<Recording> {
     vm.sh(&format!("touch /tmp/{name}.stop"))?;
-    recorder.wait(MINUTE)?.check()?;
+    recorder.wait(ATTACH)?.check()?;
     let folder = tempfile::tempdir()?;
     let file = vm.pull(&format!("/tmp/{name}"), folder.path())?;
     Recording::parse(&std::fs::read_to_string(file)?).with_context(|| format!("recording {name}"))

@@ -40,6 +40,7 @@ pub mod kernel;
 mod modules;
 mod network;
 mod nvme;
+mod outside;
 mod vm;
 mod wire;
 

@@ -315,7 +315,7 @@ impl Vm {
              ip neigh replace {ta} lladdr $(cat /sys/class/net/{t}/address) dev {h} nud permanent; \
              ip neigh replace {ha} lladdr $(cat /sys/class/net/{h}/address) dev {t} nud permanent; \
              rdma link add rxe-host type rxe netdev {h}; rdma link add rxe-target type rxe netdev {t}; \
-             for try in $(seq 100); do \
+             for try in $(seq 600); do \
                [ $(rdma link | grep -c ACTIVE) = 2 ] && exit 0; sleep 0.1; done; rdma link >&2; exit 1"
         ))
         .context("cannot make the VM's soft RoCE devices")?;

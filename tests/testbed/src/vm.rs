@@ -27,8 +27,11 @@ use crate::wire::{self, Kind};
 /// How long a boot may take: some seconds on an idle machine, many more on a busy one.
 const BOOT: Duration = Duration::from_secs(180);
 
-/// How long the helpers wait for what should take well under a second.
-pub const SHORT: Duration = Duration::from_secs(60);
+/// How long the helpers wait for what should take well under a second, on a machine that stands still for a while too.
+pub const SHORT: Duration = Duration::from_secs(180);
+
+/// How long it may take to go off.
+const OFF: Duration = Duration::from_secs(120);
 
 /// What a VM is to be, before it boots.
 #[derive(Debug, Clone)]
@@ -117,7 +120,8 @@ impl Builder {
         self
     }
 
-    /// Adds an emulated NVMe drive on PCIe, of so many MiB, all zeroes.
+    /// Adds an emulated NVMe drive on PCIe, of so many MiB, all zeroes, behind a port of its own with one lane of
+    /// 2.5 GT/s. [`Vm::set_nvme_drive`] changes it.
     #[must_use]
     pub fn nvme_drive(mut self, size_mb: u64) -> Self {
         self.drives_mb.push(size_mb);
@@ -190,6 +194,7 @@ impl Builder {
             .args(["-chardev", &format!("socket,id=port,path={}", socket.display())])
             .args(["-device", "virtio-serial-pci"])
             .args(["-device", &format!("virtserialport,chardev=port,name={PORT}")])
+            .args(["-qmp", &format!("unix:{},server=on,wait=off", folder.path().join(QMP).display())])
             .args(["-netdev", &network, "-device", "virtio-net-pci,netdev=net,romfile="])
             .args(&self.qemu_options)
             .stdin(Stdio::null())
@@ -199,7 +204,15 @@ impl Builder {
             let file = folder.path().join(format!("drive{n}"));
             fs::File::create(&file)?.set_len(size_mb << 20)?;
             qemu.args(["-drive", &format!("file={},if=none,format=raw,id=drive{n}", file.display())])
-                .args(["-device", &format!("nvme,drive=drive{n},serial=testbed{n}")]);
+                .args(["-device", &format!("pcie-root-port,id=port{n},chassis={n}")])
+                .args([
+                    "-device",
+                    &format!("nvme,id=drive-{n},bus=port{n},drive=drive{n},serial=testbed{n}"),
+                ]);
+        }
+        // The other one has no PCIe.
+        if !self.drives_mb.is_empty() {
+            qemu.args(["-machine", "q35"]);
         }
         if self.counted_time {
             qemu.args(["-icount", "shift=0,sleep=off"]);
@@ -235,6 +248,9 @@ impl Builder {
 
 /// The name of the virtio-serial port, by which `/init` finds it.
 const PORT: &str = "fabscope.testbed";
+
+/// QEMU's socket for its machine protocol, in the VM's folder.
+const QMP: &str = "qmp";
 
 /// One thread emulates all CPUs in turn. With a thread for each, QEMU before 8.1 can run code that
 /// another CPU has just replaced (it translates without holding the page): kernels then die of a stray
@@ -515,6 +531,16 @@ impl Vm {
         self.forwards.get(&port).copied()
     }
 
+    /// The emulator's process.
+    pub(crate) fn pid(&self) -> nix::unistd::Pid {
+        self.qemu.pid
+    }
+
+    /// Where QEMU takes commands of its machine protocol.
+    pub(crate) fn qmp_socket(&self) -> PathBuf {
+        self.folder.path().join(QMP)
+    }
+
     /// What the kernel has printed.
     pub fn console(&self) -> String {
         fs::read(&self.console)
@@ -642,10 +668,10 @@ impl Vm {
     pub fn shutdown(self) -> Result<()> {
         // The command's end is not reported any more.
         let _running = self.spawn("sync; poweroff -f")?;
-        if self.qemu.wait(Duration::from_secs(30)) {
+        if self.qemu.wait(OFF) {
             return Ok(());
         }
-        Err(self.explain(anyhow!("the VM did not turn itself off in 30 s and was killed")))
+        Err(self.explain(anyhow!("the VM did not turn itself off in {OFF:?} and was killed")))
     }
 
     fn link(&self) -> Result<&Link> {

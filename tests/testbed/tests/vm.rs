@@ -181,7 +181,7 @@ fn background_and_timeouts(vm: &Vm) -> Result<()> {
     let start = Instant::now();
     let text = refusal(vm.run("echo before; sleep 987 & sleep 987", 2 * SECOND))?;
     ensure!(text.contains("before") && text.contains("was killed"), "{text}");
-    ensure!(start.elapsed() < 15 * SECOND);
+    ensure!(start.elapsed() < 5 * MINUTE, "it did not wait for the command's own end");
     ensure!(vm.run("ps | grep -q 'sleep 98[7]'", MINUTE)?.status == 1, "its children are killed too");
     ensure!(vm.spawn("true")?.wait_for("never", MINUTE).is_err());
     Ok(())
@@ -224,7 +224,7 @@ fn written_through(vm: &Vm, block: &str, beneath: &str) -> Result<()> {
 
 fn storage_of_each_kind(vm: &Vm) -> Result<()> {
     vm.load_module("nvme")?;
-    vm.sh("for try in $(seq 100); do [ -b /dev/nvme0n1 ] && exit; sleep 0.1; done; exit 1")?;
+    vm.sh("for try in $(seq 600); do [ -b /dev/nvme0n1 ] && exit; sleep 0.1; done; exit 1")?;
     let drive = vm.null_blk(NullBlk { size_mb: 32, memory_backed: true, ..NullBlk::default() })?;
     vm.sh(&format!("mke2fs -q {drive}; mkdir /tmp/ext4; mount -t ext4 {drive} /tmp/ext4"))?;
     vm.sh("truncate -s 16777216 /tmp/ext4/file /tmp/file")?;
@@ -290,8 +290,8 @@ fn counted_time_is_the_same_each_time() -> Result<()> {
     }
     let vm = Vm::builder(Kernel::Debian6_12).program("fio").counted_time().boot()?;
     let start = Instant::now();
-    vm.sh("sleep 30")?;
-    ensure!(start.elapsed() < 15 * SECOND, "slept for {:?}", start.elapsed());
+    vm.sh("sleep 600")?;
+    ensure!(start.elapsed() < 5 * MINUTE, "slept for {:?}", start.elapsed());
     let mut medians = Vec::new();
     for micros in [100, 400, 100] {
         let completion = Duration::from_micros(micros);
