@@ -866,14 +866,6 @@ impl Clock {
         self.pieces.get(hint.saturating_sub(1)).map_or((0, 0), |p| p.at(target.begin))
     }
 
-    /// Goes on with what is known of later times. Where that begins earlier than this ends, this holds there.
-    pub(crate) fn extend(&mut self, later: Clock) {
-        for piece in later.pieces {
-            let from = self.pieces.last().map_or(piece.from, |last| piece.from.max(last.from + 1));
-            self.pieces.push(Piece { from, ..piece });
-        }
-    }
-
     /// Whether nothing is known.
     pub(crate) fn is_empty(&self) -> bool {
         self.pieces.is_empty()

@@ -293,8 +293,8 @@ fn join_linked(
     options: &JoinOptions,
 ) -> Result<Joined, Error> {
     let exact = exact_links(&host, &target, &links);
+    let one_in = host.manifest.one_in.max(target.manifest.one_in);
     let by_order = order::applies(&target);
-    let one_in = if by_order { 1 } else { host.manifest.one_in.max(target.manifest.one_in) };
     let (h, t) = rayon::join(
         || Prepared::new(&host, &links.host, one_in, &exact, by_order),
         || Prepared::new(&target, &links.target, one_in, &exact, by_order),
@@ -305,7 +305,7 @@ fn join_linked(
     let found = if shared_clock {
         let clock = Clock::same();
         let matching = if by_order {
-            order::matched(&host, &h.lanes, &t.lanes, order::stretches(&target, window(&target)))
+            order::matching(&host, &h.lanes, &t.lanes, &clock, &order::stretches(&target, window(&target)))
         } else {
             matching::exactly(&h.lanes, &t.lanes)
         };
@@ -318,9 +318,12 @@ fn join_linked(
         };
         match clock::search(&h.lanes, &t.lanes, keys) {
             Search::Found(line) if by_order => {
-                let stretches = order::stretches(&target, window(&target));
-                order::matched_around(&host, &h.lanes, &t.lanes, &line, stretches).or_else(|| {
-                    notes.push(order::CONTRADICTED.into());
+                order::matched_around(&host, &target, &h.lanes, &t.lanes, &line, window(&target)).or_else(|| {
+                    notes.push(
+                        "the runs contradict the clock offset that most of their commands agree with, so nothing was \
+                         matched; record longer, or with --source hybrid, which knows each command by name"
+                            .into(),
+                    );
                     None
                 })
             }
@@ -452,7 +455,7 @@ impl Prepared {
 pub(crate) struct Keep<'a> {
     /// Links by the numbers of this side's queues, of [`by_queue`].
     pub(crate) links: &'a [u32],
-    /// One command in so many, by the shared hash; by that of the keys where there are no cids.
+    /// One command in so many, by the shared hash.
     pub(crate) one_in: u32,
     /// The links whose commands' places in the TCP stream count.
     pub(crate) exact: &'a [bool],
@@ -464,8 +467,7 @@ impl Keep<'_> {
     /// What is to be matched. `aside` is told of the other rows.
     pub(crate) fn items(&self, run: &Recording, mut aside: impl FnMut(usize, SetAside)) -> Vec<Item> {
         let Keep { links, one_in, exact, by_order } = *self;
-        let kept = if by_order { 1 } else { run.manifest.one_in.max(1) };
-        let limit = (kept < one_in).then(|| sampling::limit(one_in));
+        let limit = (run.manifest.one_in.max(1) < one_in).then(|| sampling::limit(one_in));
         let mut items = Vec::with_capacity(if limit.is_none() { run.len() } else { 0 });
         let on_the_wire = OnTheWire::of(run);
         for row in 0..run.len() {
@@ -476,11 +478,7 @@ impl Keep<'_> {
             let (cid, opcode, nsid) = (run.cid[row], run.opcode[row], run.nsid[row]);
             let (slba, nlb) = (run.slba[row], run.nlb[row]);
             // What the sparser side kept is kept on the denser side too: the limits of the hash nest.
-            let hash = || match by_order {
-                true => order::hash(opcode, slba, nlb),
-                false => sampling::hash(Cid(cid), opcode, nsid, slba, nlb),
-            };
-            if limit.is_some_and(|l| hash() > l) {
+            if !by_order && limit.is_some_and(|l| sampling::hash(Cid(cid), opcode, nsid, slba, nlb) > l) {
                 aside(row, SetAside::Unsampled);
                 continue;
             }

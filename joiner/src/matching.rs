@@ -152,8 +152,6 @@ pub(crate) struct Known {
     pub(crate) host: i64,
     /// The same of the target.
     pub(crate) target: i64,
-    /// Every host command that begins before this is in this part or was decided.
-    pub(crate) begun: i64,
     /// No command comes after this part.
     pub(crate) all: bool,
     /// Decide what can be decided even though later commands might change it: there is no room to wait.
@@ -162,8 +160,7 @@ pub(crate) struct Known {
 
 impl Known {
     /// Everything.
-    pub(crate) const ALL: Known =
-        Known { host: i64::MAX, target: i64::MAX, begun: i64::MAX, all: true, force: false };
+    pub(crate) const ALL: Known = Known { host: i64::MAX, target: i64::MAX, all: true, force: false };
 }
 
 /// What one part came to: the matched rows (host, target) by the host's rows, and the fates of all items by their
@@ -485,7 +482,7 @@ pub(crate) fn exactly(host: &Lanes, target: &Lanes) -> Matching {
 
 impl Part {
     /// Of a part that is all there is.
-    pub(crate) fn whole(self) -> Matching {
+    fn whole(self) -> Matching {
         let decided =
             |fates: Vec<Option<Fate>>| fates.into_iter().map(|f| f.unwrap_or(Fate::Alone)).collect();
         Matching { pairs: self.pairs, host: decided(self.host), target: decided(self.target) }

@@ -20,9 +20,8 @@ use crate::join::{
 };
 use crate::lanes::{Item, Lanes};
 use crate::listed::Listed;
-use crate::matching::{Fate, Known, Mark, Matcher, Part};
+use crate::matching::{Fate, Known, Mark, Matcher};
 use crate::model::is_of_r2t;
-use crate::order::{self, Parts};
 use crate::queues::{LinkedBy, Links};
 use crate::recording::{IDENTITY, NONE, Recording};
 use crate::report::{
@@ -224,13 +223,11 @@ fn append(run: &Run, chunk: Chunk, columns: &[&str], rows: &mut Recording) -> Re
         .map_err(polars(format!("read the commands of {}", run.directory().display())))
 }
 
-/// What the wire shows of the first commands of a run.
-fn first_of(run: &Run, empty: &Recording, size: &Size) -> Result<Recording, Error> {
-    let mut rows = empty.bare();
-    if let Some(&first) = chunks(run, size.chunk.min(1 << 12))?.first() {
-        append(run, first, &IDENTITY, &mut rows)?;
-    }
-    Ok(rows)
+/// Whether the first commands of a run have places in the TCP stream.
+fn has_places(run: &Run, size: &Size) -> Result<bool, Error> {
+    let Some(&first) = chunks(run, size.chunk.min(1 << 12))?.first() else { return Ok(false) };
+    let frame = read(run, first, &["stream_position"])?;
+    Ok(frame.column("stream_position").is_ok_and(|places| places.null_count() < places.len()))
 }
 
 /// What the survey tells of one chunk.
@@ -254,9 +251,8 @@ struct Surveyed {
 struct Survey {
     chunks: Vec<Surveyed>,
     rows: u64,
-    /// No command of this chunk or a later one ended, or began, before this; one more than chunks.
+    /// No command of this chunk or a later one ended before this; one more than chunks.
     none_before: Vec<i64>,
-    none_begun_before: Vec<i64>,
     /// The same but for strays.
     few_before: Vec<i64>,
     window: (i64, i64),
@@ -272,7 +268,6 @@ impl Survey {
             least
         };
         let (none_before, few_before) = (least_of_rest(|c| c.first), least_of_rest(|c| c.typical));
-        let none_begun_before = least_of_rest(|c| c.begin);
         let window = run.manifest.window;
         let from = match window.start_ns.0 {
             0 => chunks.iter().map(|c| c.begin).min().filter(|&t| t != i64::MAX).unwrap_or(0),
@@ -282,7 +277,6 @@ impl Survey {
         Survey {
             rows: chunks.iter().map(|c| c.chunk.rows as u64).sum(),
             none_before,
-            none_begun_before,
             few_before,
             window: (from, window.end_ns.as_i64().max(last)),
             chunks,
@@ -316,9 +310,6 @@ impl Surveyor<'_> {
         let identity = if searched { &IDENTITY[..] } else { &["queue", "flags", "stream_position"] };
         let mut columns = identity.to_vec();
         columns.extend([begin.name(), end.name()]);
-        if self.keep.by_order && side == Side::Target {
-            columns.push(Boundary::TResp.name());
-        }
         let mut rows = self.empty.bare();
         append(self.run, chunk, &columns, &mut rows)?;
         if !rows.has_all(begin) || !rows.has_all(end) {
@@ -332,12 +323,9 @@ impl Surveyor<'_> {
         let mut ends = Vec::with_capacity(rows.len());
         let on_the_wire = OnTheWire::of(&rows);
         for row in 0..rows.len() {
-            let (begin, mut end) = on_the_wire.at(row);
+            let (begin, end) = on_the_wire.at(row);
             if begin != NONE {
                 first = first.min(begin);
-            }
-            if self.keep.by_order && side == Side::Target {
-                end = order::end(&rows, row);
             }
             if end != NONE {
                 last = last.max(end);
@@ -389,12 +377,16 @@ impl Counter<'_> {
 /// Surveys both sides. The clock is searched in one command of `one_in`.
 fn survey(
     runs: [(&Run, &Recording); 2],
-    keeps: [Keep<'_>; 2],
+    links: &Links,
+    exact: &[bool],
+    one_in: u32,
     size: &Size,
     counter: &Counter<'_>,
 ) -> Result<[Survey; 2], Error> {
+    let by_queues = [by_queue(&links.host), by_queue(&links.target)];
     let mut work = Vec::new();
-    for ((n, (run, empty)), keep) in runs.into_iter().enumerate().zip(keeps) {
+    for (n, (run, empty)) in runs.into_iter().enumerate() {
+        let keep = Keep { links: &by_queues[n], one_in, exact, by_order: false };
         let surveyor = Surveyor { run, empty, keep };
         work.extend(chunks(run, size.chunk)?.into_iter().map(|chunk| (n, surveyor, chunk)));
     }
@@ -434,43 +426,39 @@ fn in_parts(
         needed: ((host_rows + target_rows) * WHOLE + FIXED).div_ceil(1 << 20),
     };
 
+    let one_in = host.manifest.one_in.max(target.manifest.one_in).max(1);
     let shared = is_one_clock(&host.manifest, &target.manifest, joining);
-    let sparser =
-        u32::try_from(host_rows.min(target_rows).div_ceil(size.searched)).unwrap_or(u32::MAX).max(1);
-    let queues = [by_queue(&links.host), by_queue(&links.target)];
-    let keeps = |one_in, exact, by_order| {
-        queues.each_ref().map(|links| Keep { links: &links[..], one_in, exact, by_order })
-    };
-    let searched = |one_in: u32| if shared { u32::MAX } else { one_in.saturating_mul(sparser) };
+    let sparser = u32::try_from(host_rows.min(target_rows).div_ceil(size.searched)).unwrap_or(u32::MAX);
+    let searched = if shared { u32::MAX } else { one_in.saturating_mul(sparser.max(1)) };
     let runs = [(host_run, &host), (target_run, &target)];
     let by_port: Vec<bool> = links.links.iter().map(|l| l.by == LinkedBy::Port).collect();
-    let nowhere = vec![false; by_port.len()];
-    // Mostly either all commands of a run have a cid, and a place in the TCP stream, or none has, so its first ones tell.
-    // Where they told wrongly, the survey is done again.
-    let firsts = [first_of(host_run, &host, size)?, first_of(target_run, &target, size)?];
-    let mut by_order = order::applies(&firsts[1]);
-    let by_place = !by_order && firsts.iter().all(|rows| !rows.lacks_positions());
-    let supposed = if by_place { &by_port } else { &nowhere };
-    let sampled = host.manifest.one_in.max(target.manifest.one_in).max(1);
-    let mut one_in = if by_order { 1 } else { sampled };
-    let [mut h, mut t] = survey(runs, keeps(searched(one_in), supposed, by_order), size, &counter)?;
-    if !by_order && t.chunks.iter().any(|c| c.no_cid) {
-        (by_order, one_in) = (true, 1);
-        [h, t] = survey(runs, keeps(searched(one_in), &nowhere, by_order), size, &counter)?;
+    // Mostly either all commands of a run have a place in the TCP stream or none has, so its first ones tell. Where they
+    // told wrongly, the survey is done again.
+    let supposed = match has_places(host_run, size)? && has_places(target_run, size)? {
+        true => by_port.clone(),
+        false => vec![false; by_port.len()],
+    };
+    let [mut h, mut t] = survey(runs, &links, &supposed, searched, size, &counter)?;
+    if t.chunks.iter().any(|c| c.no_cid) {
+        return Err(too_large(
+            "the target's commands have no cids, and are matched by their order in the whole run, which --source hybrid \
+             spares; or record for a shorter time",
+        ));
     }
-    let mut exact = if by_order { nowhere.clone() } else { by_port.clone() };
+    let mut exact = by_port;
     for &link in h.chunks.iter().chain(&t.chunks).flat_map(|c| &c.without_place) {
         exact[link as usize] = false;
     }
-    if !shared && !by_order && exact != *supposed {
-        [h, t] = survey(runs, keeps(searched(one_in), &exact, by_order), size, &counter)?;
+    if !shared && exact != supposed {
+        [h, t] = survey(runs, &links, &exact, searched, size, &counter)?;
     }
+
     let line = if shared {
         None
     } else {
         let (a, b) = (h.take_items(), t.take_items());
         let items = (a.len(), b.len());
-        let expected = host_rows.min(target_rows) / u64::from(sparser);
+        let expected = host_rows.min(target_rows) / u64::from(sparser.max(1));
         let unlike = |n: usize| (n as u64) < expected / 8 || n as u64 > 8 * size.searched;
         if sparser > 1 && (unlike(items.0) || unlike(items.1)) {
             return Err(too_large(
@@ -478,36 +466,27 @@ fn in_parts(
             ));
         }
         let (a, b) = rayon::join(|| Lanes::new(a), || Lanes::new(b));
-        let keys = match (by_order, exact.iter().all(|&e| e)) {
-            (true, _) => Keys::OfMany,
-            (false, true) => Keys::Certain,
-            (false, false) => Keys::OneAtATime,
-        };
+        let keys = if exact.iter().all(|&e| e) { Keys::Certain } else { Keys::OneAtATime };
         match clock::search(&a, &b, keys) {
-            Search::Found(line) => Some((line, a)),
+            Search::Found(line) => Some(line),
             none => {
                 notes.extend(no_clock(&none, &host, &target, items, (host_rows, target_rows))?);
                 return Err(nothing(&host, &target, &h, &t, &notes));
             }
         }
     };
-    let way = match (&line, by_order) {
-        (Some((line, host)), true) => {
-            Way::ByOrder(Parts::around(line, host, order::stretches(&target, t.window)))
-        }
-        (None, true) => Way::ByOrder(Parts::of_one_machine(order::stretches(&target, t.window))),
-        (Some((line, _)), false) => Way::ByName(Matcher::along(line)),
-        (None, false) => Way::ByName(Matcher::of_one_machine()),
-    };
     [&host, &target].into_iter().for_each(|run| note_broken(run, &mut notes));
     let groups = Groups::new(options.group_by, &host);
+    let queues = [by_queue(&links.host), by_queue(&links.target)];
     let threads = rayon::current_num_threads().max(1);
     let expected = h.rows.min(t.rows) / threads as u64;
-    let [of_host, of_target] = keeps(one_in, &exact, by_order);
     let mut joiner = Joiner {
-        sides: [Rows::new(host, host_run, of_host), Rows::new(target, target_run, of_target)],
-        way,
-        line: line.as_ref().map(|(line, _)| line),
+        sides: [
+            Rows::new(host, host_run, Keep { links: &queues[0], one_in, exact: &exact, by_order: false }),
+            Rows::new(target, target_run, Keep { links: &queues[1], one_in, exact: &exact, by_order: false }),
+        ],
+        matcher: line.as_ref().map_or_else(Matcher::of_one_machine, Matcher::along),
+        line: line.as_ref(),
         gathered: (0..threads).map(|_| Pairs::new(options, expected, h.rows.min(t.rows))).collect(),
         groups: &groups,
         size,
@@ -519,11 +498,6 @@ fn in_parts(
         seen: SeenByHost::default(),
     };
     joiner.all(&[&h, &t], &counter)?;
-    if matches!(&joiner.way, Way::ByOrder(parts) if parts.is_contradicted()) && !shared {
-        notes.push(order::CONTRADICTED.to_owned());
-        let [host, target] = &joiner.sides;
-        return Err(nothing(&host.rows, &target.rows, &h, &t, &notes));
-    }
     joiner.report([&h, &t], &links, shared, options, notes)
 }
 
@@ -572,41 +546,10 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// How commands are matched.
-enum Way<'a> {
-    /// By their cids.
-    ByName(Matcher<'a>),
-    /// By their order.
-    ByOrder(Parts),
-}
-
-impl Way<'_> {
-    fn part(&mut self, rows: &Recording, host: &Lanes, target: &Lanes, marks: &[Mark], known: Known) -> Part {
-        match self {
-            Way::ByName(matcher) => matcher.part(host, target, marks, known),
-            Way::ByOrder(parts) => parts.part(rows, host, target, marks, known),
-        }
-    }
-
-    fn clock(&self) -> &Clock {
-        match self {
-            Way::ByName(matcher) => matcher.clock(),
-            Way::ByOrder(parts) => parts.clock(),
-        }
-    }
-
-    fn into_clock(self) -> Clock {
-        match self {
-            Way::ByName(matcher) => matcher.into_clock(),
-            Way::ByOrder(parts) => parts.into_clock(),
-        }
-    }
-}
-
 /// What goes on from round to round.
 struct Joiner<'a> {
     sides: [Rows<'a>; 2],
-    way: Way<'a>,
+    matcher: Matcher<'a>,
     line: Option<&'a Line>,
     /// What each thread gathered.
     gathered: Vec<Pairs>,
@@ -673,19 +616,13 @@ impl Joiner<'_> {
             let mut known = Known {
                 host: surveys[0].none_before[next[0]],
                 target: surveys[1].none_before[next[1]],
-                begun: surveys[0].none_begun_before[next[0]],
                 all,
                 force: forced > 0,
             };
             // What is known for sure was not enough, so a few strays hold up all others.
             if forced > 1 && !all {
-                // By their order commands are matched wrongly where their partners are not there.
-                let by_name = matches!(self.way, Way::ByName(_));
-                let mut raise = |host: i64, target: i64| {
-                    known.host = known.host.max(host);
-                    known.target = known.target.max(if by_name { target } else { i64::MIN });
-                };
-                raise(surveys[0].few_before[next[0]], surveys[1].few_before[next[1]]);
+                known.host = known.host.max(surveys[0].few_before[next[0]]);
+                known.target = known.target.max(surveys[1].few_before[next[1]]);
                 let left = self.sides.iter().map(|s| s.rows.len()).sum::<usize>();
                 if forced > 2 && left > self.size.left.saturating_add(2 * self.size.round) {
                     // The rows are in no order: half of what is there has to go.
@@ -695,7 +632,8 @@ impl Joiner<'_> {
                         let half = ends.len() / 2;
                         if ends.is_empty() { i64::MIN } else { *ends.select_nth_unstable(half).1 }
                     };
-                    raise(middle(&self.sides[0].rows), middle(&self.sides[1].rows));
+                    known.host = known.host.max(middle(&self.sides[0].rows));
+                    known.target = known.target.max(middle(&self.sides[1].rows));
                 }
             }
             self.round(known, [surveys[0].window, surveys[1].window]);
@@ -733,8 +671,8 @@ impl Joiner<'_> {
         let [h, t] = &mut self.sides;
         let (host, target) = rayon::join(|| h.lanes(), || t.lanes());
         let (h, t) = (&*h, &*t);
-        let part = self.way.part(&h.rows, &host, &target, &t.marks, known);
-        let clock = self.way.clock();
+        let part = self.matcher.part(&host, &target, &t.marks, known);
+        let clock = self.matcher.clock();
 
         let lacking: Vec<Boundary> = Boundary::ALL
             .par_iter()
@@ -826,7 +764,7 @@ impl Joiner<'_> {
     ) -> Result<Report, Error> {
         let mut gathered = self.gathered.swap_remove(0);
         self.gathered.into_iter().for_each(|other| gathered.merge(other));
-        let clock = self.way.into_clock();
+        let clock = self.matcher.into_clock();
         let inside = Inside {
             clock: &clock,
             host: surveys[0].window,
@@ -1056,7 +994,6 @@ mod tests {
     use crate::join::{JoinOptions, SetAside, join};
     use crate::listed::SlowCommand;
     use crate::model::SubStage;
-    use crate::order::tests::{forget, hostile, keep_order};
     use crate::report::{Class, GroupBy, Report, ReportOptions, host_report, report, target_report};
     use crate::stats::Distribution;
     use crate::synthetic::{Cids, Load, Pattern, Random, Runs, View};
@@ -1294,56 +1231,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(48))]
-
-        /// Where the target knows no cids. Two machines' clock is told by the matches, and by fewer of them on the way
-        /// than in the end: what it tells, the network's ways apart, may differ there.
-        #[test]
-        fn by_order_parts_say_what_the_whole_says(hostile in hostile(), chunk in 20usize..1_000, round in 1usize..2_000) {
-            let (_folder, host, target) = written(&hostile.record());
-            let (found, exact) = (parted(&host, &target, &size(chunk, round)), whole(&host, &target));
-            match (found, exact) {
-                (Ok(found), Ok(exact)) if hostile.apart => {
-                    accounted(&found);
-                    prop_assert_eq!(found.join.unwrap().joined, exact.join.unwrap().joined);
-                    prop_assert_eq!(found.classes.len(), exact.classes.len());
-                    for (f, e) in found.classes.iter().zip(&exact.classes) {
-                        same_times(&f.latency, &e.latency);
-                        for stage in Stage::ALL {
-                            same_times(&f.stages.of(stage).unwrap().times, &e.stages.of(stage).unwrap().times);
-                        }
-                    }
-                }
-                (found, exact) => same(found, exact),
-            }
-        }
-
-        #[test]
-        fn by_order_and_with_no_room_to_wait_every_command_is_accounted_for(
-            hostile in hostile(), chunk in 20usize..300, round in 1usize..500, left in 1usize..500
-        ) {
-            let (_folder, host, target) = written(&hostile.record());
-            let tight = Size { left, deferred: left, ..size(chunk, round) };
-            if let Ok(report) = parted(&host, &target, &tight) {
-                accounted(&report);
-            }
-        }
-    }
-
-    #[test]
-    fn the_clock_is_found_in_a_part_of_the_commands_by_order() {
-        let mut runs = Load { commands: 40_000, ..Load::default() }.record();
-        keep_order(&mut runs, 1);
-        forget(&mut runs, &mut Random::new(7), 0.01);
-        let (_folder, host, target) = written(&runs);
-        let few = Size { searched: 2_000, left: 12_000, ..size(3_000, 8_000) };
-        let (found, exact) = (parted(&host, &target, &few).unwrap(), whole(&host, &target).unwrap());
-        accounted(&found);
-        let (found, exact) = (found.join.unwrap(), exact.join.unwrap());
-        assert!(found.joined * 100 >= exact.joined * 99, "{} of {}", found.joined, exact.joined);
     }
 
     #[test]
