@@ -45,6 +45,20 @@ impl Line {
         (time > 0.0).then(|| sum / time)
     }
 
+    /// What it was for most of the time, or as near to that as it gets: the median over time. A value that changes, as a
+    /// path's MTU does while it is found out, has no part in it.
+    pub(crate) fn usual(&self) -> Option<f64> {
+        let mut values: Vec<(f64, i64)> = self.spans.iter().map(|s| (s.value, s.to - s.from)).collect();
+        values.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let time: i64 = values.iter().map(|v| v.1).sum();
+        let mut before = 0;
+        let half = |v: &&(f64, i64)| {
+            before += v.1;
+            before * 2 >= time
+        };
+        values.iter().find(half).map(|v| v.0)
+    }
+
     /// How much a counter grew altogether; `None` where nothing is known of it.
     pub(crate) fn grown(&self) -> Option<f64> {
         (!self.spans.is_empty()).then(|| self.spans.iter().map(Span::grown).sum())

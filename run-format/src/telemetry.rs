@@ -385,7 +385,7 @@ impl Run {
         let folder = self.directory().join(FOLDER);
         let (files, broken) = segments(&folder)?;
         let path = folder.join(METRICS);
-        let metrics = match fs::read(&path) {
+        let mut metrics: BTreeMap<String, Vec<TelemetryMetric>> = match fs::read(&path) {
             Ok(text) => serde_json::from_slice(&text).map_err(|e| Error::Manifest {
                 path,
                 reason: format!("{e}: the run was damaged after it was recorded"),
@@ -393,6 +393,8 @@ impl Run {
             Err(e) if e.kind() == ErrorKind::NotFound && files.is_empty() => BTreeMap::new(),
             Err(source) => return Err(Error::Io { doing: "read", path, source }),
         };
+        // It says when a collector looked, which [`Telemetry::samples`] tells, and is nothing that was measured.
+        metrics.values_mut().for_each(|of| of.retain(|metric| metric.name != SAMPLED));
         Ok(Telemetry { place: Place::of(self.directory())?, files, broken, metrics })
     }
 }
@@ -410,7 +412,7 @@ impl Telemetry {
         &self.broken
     }
 
-    /// The metrics by collector.
+    /// What each collector measured.
     #[must_use]
     pub fn metrics(&self) -> &BTreeMap<String, Vec<TelemetryMetric>> {
         &self.metrics
@@ -677,7 +679,8 @@ mod tests {
         let run = Run::open(&directory).unwrap();
         let telemetry = run.telemetry().unwrap();
         assert_eq!((telemetry.files().len(), telemetry.broken().len()), (2, 0));
-        assert_eq!(telemetry.metrics()["tcp"], *metrics());
+        let measured: Vec<_> = metrics().iter().filter(|metric| metric.name != SAMPLED).cloned().collect();
+        assert_eq!(telemetry.metrics()["tcp"], measured);
         let levels = telemetry.timelines("tcp", "level").unwrap();
         assert_eq!(levels.len(), 2);
         assert_eq!(points(&levels[0]), [(1, Some(5.0)), (2, Some(5.0)), (3, Some(5.0)), (4, None)]);

@@ -63,8 +63,10 @@ const HOST: &[Stage] = &[Stage::HostBlock, Stage::HostDriver, Stage::Network];
 /// Of most recordings. The reactors' times are read once a second.
 const SHORT: Duration = Duration::from_millis(2_500);
 
-/// A flash drive of 100 us, one command at a time.
-const DRIVE: &[&str] = &["--delay", "storage=100us"];
+/// A target that sleeps when it has nothing to do, with a flash drive of 250 us: what records it needs a CPU too.
+const DRIVE: &[&str] = &["--spin", "0us", "--delay", "storage=250us"];
+/// The same with a drive of 1 ms, for many commands at once.
+const SLOW: &[&str] = &["--spin", "0us", "--delay", "storage=1ms"];
 
 /// All of them.
 pub const CASES: &[Case] = &[
@@ -73,7 +75,7 @@ pub const CASES: &[Case] = &[
         injected: "1 % of the packets are lost, in a network of its own",
         stages: NETWORK,
         target: DRIVE,
-        load: &["--rw", "randread", "--queue-depth", "4"],
+        load: &["--rw", "randread", "--queue-depth", "2"],
         fault_target: &[],
         fault_load: &[],
         beside: Beside::Loss(0.01),
@@ -106,7 +108,7 @@ pub const CASES: &[Case] = &[
         cause: Cause::TransportWindow,
         injected: "the initiator's socket buffers have 64 KiB, and it reads 128 KiB, four at once",
         stages: NETWORK,
-        target: DRIVE,
+        target: SLOW,
         load: &["--rw", "randread", "--block-size", "128K", "--queue-depth", "4"],
         fault_target: &[],
         fault_load: &["--socket-buffer", "64K"],
@@ -114,24 +116,24 @@ pub const CASES: &[Case] = &[
         least: SHORT,
         size: Size {
             of: BEFORE_STORAGE,
-            micros: 50.0,
+            micros: 20.0,
             within: None,
             why: "the data waits for the window again and again; how long each time is the kernel's and the machine's",
         },
     },
     Case {
         cause: Cause::DriveSaturated,
-        injected: "the drive serves one command at a time, 200 us each on average, and 16 come at once",
+        injected: "the drive serves one command at a time, 400 us each on average, and 16 come at once",
         stages: STORAGE,
-        target: DRIVE,
+        target: SLOW,
         load: &["--rw", "randread", "--queue-depth", "16", "--bursts"],
-        fault_target: &["--drive", "serial=200us"],
+        fault_target: &["--drive", "serial=400us"],
         fault_load: &[],
         beside: Beside::Nothing,
         least: SHORT,
         size: Size {
             of: STORAGE,
-            micros: 8.5 * 200.0,
+            micros: 8.5 * 400.0,
             within: Some(0.2),
             why: "of 16 at once the first waits for itself and the last for all: 8.5 services on average, each drawn at random",
         },
@@ -140,7 +142,7 @@ pub const CASES: &[Case] = &[
         cause: Cause::IopsLimit,
         injected: "the drive completes 2,000 commands a second, evenly, and 16 come at once",
         stages: STORAGE,
-        target: DRIVE,
+        target: SLOW,
         load: &["--rw", "randread", "--queue-depth", "16", "--bursts"],
         fault_target: &["--drive", "iops=2000"],
         fault_load: &[],
@@ -174,7 +176,7 @@ pub const CASES: &[Case] = &[
         cause: Cause::NoisyNeighbour,
         injected: "a second initiator has 32 writes of 64 KiB outstanding on another namespace of the same drive",
         stages: STORAGE,
-        target: &["--namespaces", "2", "--drive", "serial=100us"],
+        target: &["--spin", "0us", "--namespaces", "2", "--drive", "serial=100us"],
         load: &["--rw", "randread", "--queue-depth", "1", "--nsid", "1"],
         fault_target: &[],
         fault_load: &[],
@@ -199,9 +201,9 @@ pub const CASES: &[Case] = &[
     },
     Case {
         cause: Cause::BufferPool,
-        injected: "the target has 2 data buffers for 16 commands, and storage takes 500 us",
+        injected: "the target has 2 data buffers for 16 commands, and storage takes 1 ms",
         stages: &[Stage::TargetDriver],
-        target: &["--delay", "storage=500us"],
+        target: SLOW,
         load: &["--rw", "randread", "--queue-depth", "16"],
         fault_target: &["--buffers", "2"],
         fault_load: &[],
@@ -209,7 +211,7 @@ pub const CASES: &[Case] = &[
         least: Duration::from_secs(11),
         size: Size {
             of: &[Stage::TargetDriver],
-            micros: 7.0 * 500.0,
+            micros: 7.0 * 1_000.0,
             within: Some(0.25),
             why: "two at a time, so that each waits for the seven pairs before it; a little more, as a buffer comes back when the data was sent",
         },
@@ -218,7 +220,8 @@ pub const CASES: &[Case] = &[
         cause: Cause::ReactorSaturated,
         injected: "the reactor has 300 us of other work each turn",
         stages: &[Stage::TargetDriver],
-        target: DRIVE,
+        // It never sleeps, as SPDK's do not: what it does between commands is its other work.
+        target: &["--delay", "storage=250us"],
         load: &["--rw", "randread", "--queue-depth", "2"],
         fault_target: &["--other-work", "300us"],
         fault_load: &[],
@@ -250,9 +253,9 @@ pub const CASES: &[Case] = &[
     },
     Case {
         cause: Cause::HeadOfLine,
-        injected: "one read in 12 is of 1 MiB, on the same connection as those of 4 KiB",
+        injected: "one read in 12 is of 1 MiB, which takes 4 ms on the connection, and those of 4 KiB share it",
         stages: NETWORK,
-        target: &["--delay", "storage=100us", "--max-io-size", "1M"],
+        target: &["--spin", "0us", "--delay", "storage=250us", "--max-io-size", "1M", "--pace", "256M"],
         load: &["--rw", "randread", "--queue-depth", "4"],
         fault_target: &[],
         fault_load: &["--large-reads", "12:1M"],
@@ -260,9 +263,26 @@ pub const CASES: &[Case] = &[
         least: Duration::from_secs(4),
         size: Size {
             of: BEFORE_STORAGE,
-            micros: 5.0,
+            micros: 300.0,
             within: None,
-            why: "many small reads are behind a large one, for as long as that takes on the wire here",
+            why: "a large read comes with each 11 small ones of a place, and what is on its way then waits 2 ms on average: of 11 commands two or three",
+        },
+    },
+    Case {
+        cause: Cause::HotQueue,
+        injected: "one of four queues has 16 commands outstanding, the others one, and a connection carries 16 MiB a second",
+        stages: BEFORE_STORAGE,
+        target: &["--spin", "0us", "--delay", "storage=2ms", "--pace", "16M"],
+        load: &["--rw", "randread", "--queue-depth", "1", "--queues", "4"],
+        fault_target: &[],
+        fault_load: &["--hot-queue", "16"],
+        beside: Beside::Nothing,
+        least: Duration::from_secs(4),
+        size: Size {
+            of: BEFORE_STORAGE,
+            micros: 1_000.0,
+            within: None,
+            why: "16 commands of 4 KiB take 3.9 ms on the connection, of which storage hides 2: 1.9 ms for each of the most commands, by Little's law",
         },
     },
 ];
@@ -276,7 +296,7 @@ mod tests {
     fn each_cause_is_injected_once_and_something_is_injected() {
         let causes: BTreeSet<_> = CASES.iter().map(|case| case.cause).collect();
         assert_eq!(causes.len(), CASES.len());
-        assert!(CASES.len() >= 11);
+        assert!(CASES.len() >= 12);
         for case in CASES {
             let changed = !case.fault_target.is_empty() || !case.fault_load.is_empty();
             assert!(changed != (case.beside != Beside::Nothing), "{}", case.cause);

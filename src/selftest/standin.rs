@@ -77,6 +77,8 @@ fn record(case: &Case, what: &Recorded<'_>, loss: Option<f64>) -> Result<()> {
     let load = |how: &[&str], duration: Duration| {
         let mut options = words(&["--connect"]);
         options.push(target.address().to_string());
+        // It sleeps when it waits: what records it needs a CPU too.
+        options.extend(words(&["--spin", "0us"]));
         options.extend(words(how));
         options.extend(["--duration".to_owned(), format!("{}ms", duration.as_millis())]);
         options
@@ -86,15 +88,17 @@ fn record(case: &Case, what: &Recorded<'_>, loss: Option<f64>) -> Result<()> {
         how.extend(case.fault_load);
     }
     let initiator = Initiator::spawn(load(&how, what.duration))?;
+    // Each has a CPU of its own, as on two machines, and has it before what records it.
+    if let Ok([first, second]) = two_cpus() {
+        for (pid, cpu) in [(target.pid(), first), (initiator.pid(), second)] {
+            cpus::bind(pid, cpu)?;
+            cpus::prefer(pid)?;
+        }
+    }
     let mut beside = Around::default();
     match case.beside {
-        Beside::Hogs(count) => {
-            let [first, second] = two_cpus()?;
-            cpus::bind(target.pid(), first)?;
-            cpus::bind(initiator.pid(), second)?;
-            if what.fault {
-                beside.hogs = Some(Hogs::on(second, count)?);
-            }
+        Beside::Hogs(count) if what.fault => {
+            beside.hogs = Some(Hogs::on(two_cpus()?[1], count)?);
         }
         Beside::Neighbour(options) if what.fault => {
             // It begins with the load, at the latest, and outlasts it.
@@ -102,7 +106,7 @@ fn record(case: &Case, what: &Recorded<'_>, loss: Option<f64>) -> Result<()> {
             neighbour.start()?;
             beside.neighbour = Some(neighbour);
         }
-        Beside::Loss(_) | Beside::Neighbour(_) | Beside::Nothing => {}
+        Beside::Loss(_) | Beside::Hogs(_) | Beside::Neighbour(_) | Beside::Nothing => {}
     }
     if let Some(share) = loss {
         beside.loss = Some(Loss::on_loopback(share)?);

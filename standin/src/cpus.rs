@@ -6,8 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result};
+use nix::libc;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
+
+/// The nice value of what has a CPU to itself, as on a machine of its own: what records it takes its time from it
+/// otherwise.
+pub const FIRST: i32 = -15;
 
 /// Threads that keep a CPU busy until this is dropped.
 #[derive(Debug)]
@@ -17,7 +22,7 @@ pub struct Hogs {
 }
 
 impl Hogs {
-    /// Starts so many on this CPU.
+    /// Starts so many on this CPU, which take its time from what has it to itself.
     ///
     /// # Errors
     /// There is no such CPU for this process, or the system gives no thread.
@@ -29,6 +34,7 @@ impl Hogs {
             let (stop, (told, heard)) = (Arc::clone(&hogs.stop), std::sync::mpsc::channel());
             let thread = std::thread::Builder::new().name("hog".to_owned()).spawn(move || {
                 let bound = sched_setaffinity(Pid::from_raw(0), &set);
+                set_nice(0);
                 let go = bound.is_ok();
                 // Who started it waits for this.
                 let _ = told.send(bound);
@@ -65,6 +71,24 @@ pub fn bind(pid: u32, cpu: usize) -> Result<()> {
             .with_context(|| format!("binding thread {thread} to CPU {cpu}"))?;
     }
     Ok(())
+}
+
+/// Lets all threads of a process go before others, where that is allowed: without the right to it, it is as busy as the
+/// machine is.
+///
+/// # Errors
+/// There is no such process.
+pub fn prefer(pid: u32) -> Result<()> {
+    for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        set_nice(entry?.file_name().to_string_lossy().parse()?);
+    }
+    Ok(())
+}
+
+/// Of a thread; 0 is this one.
+fn set_nice(thread: libc::id_t) {
+    // SAFETY: it takes numbers only.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, FIRST) };
 }
 
 /// The CPUs that this process may use, in order.

@@ -96,6 +96,25 @@ pub(crate) fn limit_buffers(stream: &TcpStream, bytes: u32) -> io::Result<()> {
     Ok(())
 }
 
+/// Sends at most so many bytes a second, as over a slower link: what is more waits in the socket, in order.
+///
+/// # Errors
+/// The kernel refuses.
+pub(crate) fn pace(stream: &TcpStream, bytes_a_second: u32) -> io::Result<()> {
+    let size = size_of_val(&bytes_a_second) as libc::socklen_t;
+    // SAFETY: the value is there for as long as the call, with its size; the descriptor is the stream's.
+    let refused = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MAX_PACING_RATE,
+            (&raw const bytes_a_second).cast(),
+            size,
+        )
+    };
+    if refused == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Takes over a connected stream. The result is owned by the caller until [`sock_close`].
 ///
 /// # Errors

@@ -118,6 +118,18 @@ fn small_socket_buffers_large_reads_and_a_hot_queue_lose_nothing() {
     target.stop().unwrap();
 }
 
+/// What a connection sends waits for its turn: so much data takes so long at least.
+#[test]
+fn a_paced_connection_sends_no_more_than_it_may() {
+    let target = Target::spawn(["--pace", "16M"]).unwrap();
+    let summary =
+        run(&target, &["--block-size", "128K", "--queue-depth", "8", "--count", "256", "--region", "8M"]);
+    // 32 MiB in all; what the kernel lets through at once at the beginning is less than half.
+    let rate = summary.commands as f64 * 131_072.0 / summary.seconds;
+    assert!(rate < 32e6, "{rate} bytes a second");
+    target.stop().unwrap();
+}
+
 #[test]
 fn faults_that_make_no_sense_are_refused() {
     for wrong in [
@@ -126,6 +138,7 @@ fn faults_that_make_no_sense_are_refused() {
         ["--buffers", "0"],
         ["--other-work", "2s"],
         ["--socket-buffer", "many"],
+        ["--pace", "0"],
     ] {
         assert!(Target::spawn(wrong).is_err(), "{wrong:?}");
     }

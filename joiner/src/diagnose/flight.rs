@@ -58,7 +58,7 @@ impl Stall {
 pub(super) fn stalls(facts: &Facts<'_>) -> Vec<Stall> {
     let mut stalls = Vec::new();
     for (place, queue) in facts.queues.iter().enumerate() {
-        let longest = queue.rows.iter().map(|&n| facts.rows[n].recv - facts.rows[n].sent).max().unwrap_or(0);
+        let wire = OnWire::of(facts, place);
         for side in sides() {
             let of_side = match side {
                 Side::Host => &queue.host,
@@ -68,7 +68,7 @@ pub(super) fn stalls(facts: &Facts<'_>) -> Vec<Stall> {
             let known = if of_side.host.is_some() { of_side } else { &queue.host };
             let mut of_side = Vec::new();
             let mut add = |object: &str, from: i64, to: i64, segments: f64| {
-                let rows = in_flight(facts, place, longest, (from, to));
+                let rows = in_flight(facts, &wire, (from, to));
                 of_side.push(stall(facts, place, side, object, (from, to), segments, rows));
             };
             if facts.timeline.watched(side) {
@@ -129,18 +129,43 @@ fn tell_needless(stalls: &mut [Stall], duplicates: &Line, again: Option<&Line>) 
     }
 }
 
+/// The commands of a queue on the wire, to be looked up by time.
+#[derive(Debug)]
+pub(super) struct OnWire<'f> {
+    facts: &'f Facts<'f>,
+    /// By when they were sent.
+    rows: &'f [usize],
+    /// The longest was on the wire for so long.
+    longest: i64,
+}
+
+impl<'f> OnWire<'f> {
+    pub(super) fn of(facts: &'f Facts<'f>, place: usize) -> OnWire<'f> {
+        let rows = facts.queues[place].rows.as_slice();
+        let longest = rows.iter().map(|&n| facts.rows[n].recv - facts.rows[n].sent).max().unwrap_or(0);
+        OnWire { facts, rows, longest }
+    }
+
+    /// Those on the wire at some time from when to when.
+    pub(super) fn between(&self, from: i64, to: i64) -> impl Iterator<Item = usize> {
+        let until = self.rows.partition_point(|&n| self.facts.rows[n].sent <= to);
+        let since =
+            self.rows.partition_point(|&n| self.facts.rows[n].sent < from.saturating_sub(self.longest));
+        let rows = self.rows.get(since..until).unwrap_or(&[]).iter().copied();
+        rows.filter(move |&n| self.facts.rows[n].recv >= from)
+    }
+
+    /// From when the first was sent until the last came back.
+    pub(super) fn span(&self) -> (i64, i64) {
+        let first = self.rows.first().map_or(0, |&n| self.facts.rows[n].sent);
+        (first, self.rows.iter().map(|&n| self.facts.rows[n].recv).max().unwrap_or(first))
+    }
+}
+
 /// The commands on the wire between when and when; of a stretch of time, those that were slow.
-fn in_flight(facts: &Facts<'_>, place: usize, longest: i64, (from, to): (i64, i64)) -> Vec<usize> {
-    let rows = &facts.queues[place].rows;
-    let until = rows.partition_point(|&n| facts.rows[n].sent <= to);
-    let since = rows.partition_point(|&n| facts.rows[n].sent < from.saturating_sub(longest));
+fn in_flight(facts: &Facts<'_>, wire: &OnWire<'_>, (from, to): (i64, i64)) -> Vec<usize> {
     let slow = |row: &Row| row.stage(Stage::Network) > SLOW * network_median(facts, row);
-    rows.get(since..until)
-        .unwrap_or(&[])
-        .iter()
-        .copied()
-        .filter(|&n| facts.rows[n].recv >= from && (from == to || slow(&facts.rows[n])))
-        .collect()
+    wire.between(from, to).filter(|&n| from == to || slow(&facts.rows[n])).collect()
 }
 
 /// The median of the network's stage in a command's class.

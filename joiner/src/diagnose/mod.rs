@@ -13,6 +13,8 @@ mod guide;
 #[cfg(test)]
 mod hostile;
 mod levels;
+#[cfg(test)]
+mod lookalikes;
 mod part;
 mod render;
 mod rules;
@@ -136,6 +138,9 @@ pub struct Finding {
     pub trade_off: &'static str,
     /// The command that shows whether it helped.
     pub verify: String,
+    /// By how much it makes each row slower, ns.
+    #[serde(skip)]
+    pub(crate) claim: Vec<i64>,
 }
 
 /// One piece of evidence.
@@ -262,7 +267,8 @@ fn of_facts(
             Verdict::CannotTell(why) => cannot_tell.push(Judged { cause: rule.cause, why }),
         }
     }
-    let mut causes = rules::without_lookalikes(causes, &mut ruled_out);
+    let causes = rules::without_lookalikes(causes, &mut ruled_out);
+    let mut causes = rules::without_shared(facts, causes, &mut ruled_out);
     causes.sort_by(|a, b| b.explains.total_cmp(&a.explains));
     let (mut notes, levels) = (joined.notes().to_vec(), levels::levels(facts));
     notes.extend(facts.timeline.notes.iter().cloned());

@@ -8,7 +8,7 @@ use run_format::MetricKind::{Counter, Event, Gauge};
 use run_format::Side::{Host, Target};
 use std::collections::BTreeSet;
 
-const SEEDS: std::ops::Range<u64> = 1..11;
+pub(super) const SEEDS: std::ops::Range<u64> = 1..11;
 
 /// What a healthy system's telemetry says: connections without loss, CPUs with time, reactors with idle time.
 pub(super) fn healthy(world: &World) -> Vec<Sampled> {
@@ -69,7 +69,7 @@ pub(super) fn replace(lines: &mut Vec<Sampled>, other: Sampled) {
     lines.push(other);
 }
 
-fn diagnosed(world: &World, more: impl Fn(&mut Vec<Sampled>, &Happened)) -> Diagnosis {
+pub(super) fn diagnosed(world: &World, more: impl Fn(&mut Vec<Sampled>, &Happened)) -> Diagnosis {
     let folder = tempfile::tempdir().unwrap();
     let happened = run(world);
     let mut lines = healthy(world);
@@ -85,7 +85,7 @@ fn bare(world: &World) -> Diagnosis {
     diagnose(&host, &target, &DiagnoseOptions::default()).unwrap()
 }
 
-fn names(diagnosis: &Diagnosis) -> Vec<&'static str> {
+pub(super) fn names(diagnosis: &Diagnosis) -> Vec<&'static str> {
     diagnosis.causes.iter().map(|f| f.cause.name()).collect()
 }
 
@@ -102,7 +102,7 @@ pub(super) fn complete(diagnosis: &Diagnosis) {
     assert_eq!(told, Cause::ALL, "{diagnosis:#?}");
 }
 
-fn is_first(cause: Cause, seed: u64, diagnosis: &Diagnosis) {
+pub(super) fn is_first(cause: Cause, seed: u64, diagnosis: &Diagnosis) {
     complete(diagnosis);
     let first = diagnosis.causes.first().map(|f| f.cause);
     assert_eq!(first, Some(cause), "seed {seed}: {}", diagnosis.to_table());
@@ -110,7 +110,7 @@ fn is_first(cause: Cause, seed: u64, diagnosis: &Diagnosis) {
     assert!(!finding.evidence.is_empty() && finding.excess_ns > 0.0 && finding.commands > 0);
 }
 
-fn is_not_named(cause: Cause, seed: u64, diagnosis: &Diagnosis) {
+pub(super) fn is_not_named(cause: Cause, seed: u64, diagnosis: &Diagnosis) {
     complete(diagnosis);
     assert!(!names(diagnosis).contains(&cause.name()), "seed {seed}: {}", diagnosis.to_table());
 }
@@ -120,7 +120,7 @@ pub(super) fn is_clean(what: &str, seed: u64, diagnosis: &Diagnosis) {
     assert!(diagnosis.causes.is_empty(), "{what}, seed {seed}: {}", diagnosis.to_table());
 }
 
-fn event_lines(happened: &Happened, queues: u32) -> Vec<Sampled> {
+pub(super) fn event_lines(happened: &Happened, queues: u32) -> Vec<Sampled> {
     (0..queues)
         .map(|queue| Sampled {
             side: Target,

@@ -20,8 +20,6 @@ const SOON: Duration = Duration::from_secs(60);
 const GRACE: Duration = Duration::from_secs(15);
 /// MiB of memory for each: what bdevperf's pools take at least.
 const MEMORY: &str = "512";
-/// Its nice value.
-const FIRST: libc::c_int = -15;
 /// The last lines of a log that are told.
 const LAST_LINES: usize = 8;
 
@@ -73,7 +71,7 @@ impl Process {
             command.pre_exec(|| {
                 // As on a core of its own, where SPDK belongs: the recorder's threads take their time from it otherwise.
                 // Without the right to it, it is as busy as the machine is.
-                libc::setpriority(libc::PRIO_PROCESS, 0, FIRST);
+                libc::setpriority(libc::PRIO_PROCESS, 0, standin::cpus::FIRST);
                 // Nothing of it stays behind where this program is killed.
                 Ok(set_pdeathsig(Signal::SIGKILL)?)
             });

@@ -102,6 +102,9 @@ struct Args {
     /// Size of each connection's socket buffers [default: the kernel's]
     #[arg(long, value_parser = parse_size_u32)]
     socket_buffer: Option<u32>,
+    /// What each connection sends at most in a second, as over a slower link [default: no limit]
+    #[arg(long, value_parser = parse_size_u32)]
+    pace: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -150,6 +153,7 @@ fn main() -> ExitCode {
         buffers: args.buffers.unwrap_or(usize::MAX),
         other_work: args.other_work,
         socket_buffer: args.socket_buffer,
+        pace: args.pace,
     };
     match run_target(config) {
         Ok(()) => ExitCode::SUCCESS,

@@ -87,6 +87,8 @@ pub(crate) struct TargetConfig {
     pub(crate) other_work: Duration,
     /// Size of each connection's socket buffers; none leaves them to the kernel.
     pub(crate) socket_buffer: Option<u32>,
+    /// What each connection sends at most, bytes a second; none leaves it to the kernel.
+    pub(crate) pace: Option<u32>,
 }
 
 /// Where data goes.
@@ -123,6 +125,7 @@ impl Default for TargetConfig {
             buffers: usize::MAX,
             other_work: Duration::ZERO,
             socket_buffer: None,
+            pace: None,
         }
     }
 }

@@ -22,8 +22,8 @@ use super::types::{
 use super::{DELAYS, STATS, Status, ctrlr, nvmf};
 use crate::pdu::{nvme_tcp_pdu, nvme_tcp_pdu_recv_state as Recv};
 use crate::sock::{
-    _sock_flush, Received, limit_buffers, posix_sock, sock_close, sock_from_stream, sock_queue, spdk_sock,
-    spdk_sock_request, xfer_complete_cb,
+    _sock_flush, Received, limit_buffers, pace, posix_sock, sock_close, sock_from_stream, sock_queue,
+    spdk_sock, spdk_sock_request, xfer_complete_cb,
 };
 use crate::trid::put_cstr;
 use crate::wire::{
@@ -59,7 +59,8 @@ pub(crate) fn accept(reactor: &Reactor, stream: TcpStream) {
         Some(bytes) => limit_buffers(&stream, bytes),
         None => Ok(()),
     };
-    let sock = match sized.and_then(|()| sock_from_stream(stream, RECV_BUFFER)) {
+    let paced = sized.and_then(|()| reactor.shared.config.pace.map_or(Ok(()), |rate| pace(&stream, rate)));
+    let sock = match paced.and_then(|()| sock_from_stream(stream, RECV_BUFFER)) {
         Ok(sock) => sock,
         Err(e) => {
             super::log(&format!("a connection from {peer} is dropped: {e}"));

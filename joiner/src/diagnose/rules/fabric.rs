@@ -1,198 +1,18 @@
-//! The fabric: loss, congestion, MTUs.
+//! The fabric: congestion, MTUs, and what the rules of the network share.
 
+use super::super::Evidence;
 use super::super::cause::Cause;
 use super::super::facts::{Facts, Row, over, sides};
 use super::super::figures::{Times, mean};
-use super::super::flight::{network_median, stalls};
-use super::super::{Evidence, Stall};
 use super::{Claim, Found, LEAST, NOT_THERE, Rule, Threshold, Verdict, lacking, number, percent};
 use crate::model::SubStage;
-use crate::table::{bytes, count, time};
+use crate::table::{bytes, time};
 use crate::timeline::{Line, is_of_queue};
 use run_format::{Side, Stage};
-use std::collections::BTreeMap;
 
 pub(super) const NETWORK: &[SubStage] = &[SubStage::NetworkOut, SubStage::NetworkData, SubStage::NetworkBack];
 
-const RETRANSMISSIONS: Threshold = Threshold {
-    name: "segments lost",
-    value: 3.0,
-    unit: "segments sent again that the receiver did not have already (DSACK)",
-    why: "one or two happen on any network; a receiver whose CPU was away acknowledges late, and the probe or timeout that came before is a resend of what was not lost",
-};
-const TIED: Threshold = Threshold {
-    name: "network time of the commands in flight",
-    value: 2.0,
-    unit: "x the class's median",
-    why: "a retransmission that delayed nothing leaves its commands as fast as the rest",
-};
-
-pub(super) const LOSS: Rule = Rule {
-    cause: Cause::FabricLoss,
-    shows: "segments were sent again on a queue's connection, and the very commands in flight there then were slow in the network",
-    refutes: "no segment was sent again on any queue's connection, the receiver had those that were (it acknowledges duplicates), or the commands in flight then were as fast as the rest",
-    thresholds: &[&RETRANSMISSIONS, &TIED, &LEAST],
-    mitigation: "find where segments are dropped (switch port counters, cables and optics, NIC ring sizes: ethtool -S, ethtool -g) and end it there; until then lower the load on that link or spread it over another path",
-    trade_off: "larger NIC rings and switch buffers trade loss for queueing delay; flow control (pause, PFC) trades it for blocking others",
-    verify: "fabscope diagnose AFTER_HOST.run AFTER_TARGET.run --baseline BEFORE --slo 'network.p99<=1ms'",
-    yields_to: &[],
-    judge: loss,
-};
-
-fn loss(facts: &Facts<'_>) -> Verdict {
-    if !facts.has_tcp() {
-        return Verdict::RuledOut(
-            "no queue goes over TCP; lost packets of RDMA are congestion's to tell".into(),
-        );
-    }
-    let (stalls, needless): (Vec<Stall>, Vec<Stall>) =
-        stalls(facts).into_iter().partition(|stall| stall.needed() >= 0.5);
-    let segments: f64 = stalls.iter().map(Stall::needed).sum();
-    let already: f64 = stalls.iter().chain(&needless).filter_map(|s| s.needless).sum();
-    let seen = sides().into_iter().filter(|&side| sees_connections(facts, side)).count();
-    let (all, tail) = facts.excess_in(NETWORK);
-    if segments < RETRANSMISSIONS.value {
-        if already >= 0.5 {
-            return Verdict::RuledOut(format!(
-                "{} segments were sent again, but the receiver had {} of them already (DSACK): its acknowledgements were late, and nothing was lost",
-                number(segments + already),
-                number(already)
-            ));
-        }
-        if seen == 2 {
-            return Verdict::RuledOut(format!(
-                "{} of the queues' connections, watched on both sides, {} sent again",
-                plural(facts.queues.len(), "connection"),
-                if segments > 0.0 {
-                    format!("only {} segments were", number(segments))
-                } else {
-                    "no segment was".into()
-                }
-            ));
-        }
-        if all.max(tail) < NOT_THERE.value {
-            return Verdict::RuledOut(elsewhere("network", all, tail));
-        }
-        let long = facts.rows.iter().filter(|row| row.stage(Stage::Network) >= RTO_NS).count();
-        let hint = if long > 0 {
-            format!(
-                "; {} commands were in the network for 200 ms or longer, as after a retransmission timeout",
-                count(long as u64)
-            )
-        } else {
-            String::new()
-        };
-        return Verdict::CannotTell(format!(
-            "the network has {} of the excess, and {}{hint}",
-            percent(all.max(tail)),
-            lacking(facts, "tcp")
-        ));
-    }
-    let mut claim = vec![0i64; facts.rows.len()];
-    let (mut ratios, mut by_queue): (Vec<f64>, BTreeMap<usize, f64>) = (Vec::new(), BTreeMap::new());
-    for stall in &stalls {
-        *by_queue.entry(stall.place).or_default() += stall.needed();
-        for &n in &stall.rows {
-            let row = &facts.rows[n];
-            if claim[n] == 0 {
-                ratios.push(row.stage(Stage::Network) as f64 / network_median(facts, row) as f64);
-            }
-            claim[n] = claim[n].max((row.stage(Stage::Network) - network_median(facts, row)).max(1));
-        }
-    }
-    ratios.sort_unstable_by(f64::total_cmp);
-    let slower = ratios.get(ratios.len() / 2).copied().unwrap_or(0.0);
-    if slower < TIED.value {
-        return Verdict::RuledOut(format!(
-            "{} segments were sent again, but the {} commands in flight on those queues then took {}x the network's median",
-            number(segments),
-            count(ratios.len() as u64),
-            number(slower)
-        ));
-    }
-    let worst = by_queue.iter().max_by(|a, b| a.1.total_cmp(b.1)).map(|(&place, _)| place).unwrap_or(0);
-    Verdict::Holds(Found {
-        stage: Stage::Network,
-        subject: facts.queues.get(worst).map(|q| q.name.clone()),
-        evidence: loss_evidence(facts, &stalls, &claim, slower, (segments, already)),
-        not_refuted: vec![format!(
-            "had the retransmissions been needless, their commands would have been as fast as the rest; they took {}x the network's median",
-            number(slower)
-        )],
-        claim: Claim::Excess(claim),
-    })
-}
-
-/// Linux's least retransmission timeout (`include/net/tcp.h`, TCP_RTO_MIN).
-const RTO_NS: i64 = 200_000_000;
-
-fn loss_evidence(
-    facts: &Facts<'_>,
-    stalls: &[Stall],
-    claim: &[i64],
-    slower: f64,
-    (segments, already): (f64, f64),
-) -> Vec<Evidence> {
-    let touched: Vec<&Row> =
-        facts.rows.iter().zip(claim).filter(|(_, c)| **c > 0).map(|(row, _)| row).collect();
-    let times = Times::of(touched.iter().map(|row| row.stage(Stage::Network)));
-    let normal = Times::of(touched.iter().map(|row| network_median(facts, row)));
-    let exact = stalls.iter().filter(|s| s.from_ns == s.to_ns).count();
-    let span = (stalls.first().map_or(0, |s| s.from_ns), stalls.iter().map(|s| s.to_ns).max().unwrap_or(0));
-    let mut sides: BTreeMap<&str, f64> = BTreeMap::new();
-    for stall in stalls {
-        *sides.entry(if stall.side == Side::Host { "host" } else { "target" }).or_default() += stall.needed();
-    }
-    let by: Vec<String> = sides.iter().map(|(side, n)| format!("{} by the {side}", number(*n))).collect();
-    let queues: std::collections::BTreeSet<usize> = stalls.iter().map(|s| s.place).collect();
-    let first = stalls.first();
-    let mut evidence = vec![
-        Evidence::said(format!(
-            "{} segments were lost and sent again on {} ({}){}{}",
-            number(segments),
-            plural(queues.len(), "queue"),
-            by.join(", "),
-            if exact == stalls.len() { ", each seen as it happened" } else { "" },
-            if already >= 0.5 {
-                format!("; {} more were sent again needlessly", number(already))
-            } else {
-                String::new()
-            }
-        ))
-        .of(first.map(|s| s.side), "tcp.retransmitted", first.map_or("", |s| s.connection.as_str()))
-        .between(span)
-        .figures(segments, Some(0.0), "segments"),
-        Evidence::said(format!(
-            "the {} commands in flight on those queues then were in the network for {} in the median, {}x the {} that is normal for them",
-            count(times.len() as u64),
-            time(times.median() as f64),
-            number(slower),
-            time(normal.median() as f64)
-        ))
-        .of(None, "network", "")
-        .figures(times.median() as f64, Some(normal.median() as f64), "ns"),
-    ];
-    let slow = |row: &&Row| row.latency > facts.class(row).tail;
-    let (tied, all) = (touched.iter().copied().filter(slow).count(), facts.rows.iter().filter(slow).count());
-    evidence.push(Evidence::said(format!(
-        "{} of the {} slowest commands were in flight during a retransmission",
-        count(tied as u64),
-        count(all as u64)
-    )));
-    evidence
-}
-
-/// Whether a side's connections were watched, in whatever way.
-fn sees_connections(facts: &Facts<'_>, side: Side) -> bool {
-    let every = facts.queues.iter().filter(|q| !q.rows.is_empty()).all(|queue| {
-        let of_side = if side == Side::Host { &queue.host } else { &queue.target };
-        let known = if of_side.host.is_some() { of_side } else { &queue.host };
-        facts.timeline.lines(side, "tcp", "retransmitted").any(|l| is_of_queue(&l.object, side, known))
-    });
-    facts.timeline.watched(side) || every
-}
-
-fn plural(n: usize, what: &str) -> String {
+pub(super) fn plural(n: usize, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
@@ -425,7 +245,7 @@ fn mtus(facts: &Facts<'_>) -> Option<(f64, f64, String)> {
             facts.timeline.lines(side, "tcp", "pmtu").find(|l| is_of_queue(&l.object, side, known))
         };
         if let (Some(h), Some(t)) = (of(Side::Host), of(Side::Target))
-            && let (Some(a), Some(b)) = (h.mean(), t.mean())
+            && let (Some(a), Some(b)) = (h.usual(), t.usual())
         {
             pairs.push((a, b, format!("the connection {}", h.object)));
         }
@@ -437,7 +257,7 @@ fn mtus(facts: &Facts<'_>) -> Option<(f64, f64, String)> {
     // Interfaces, where each side has only one size besides loopback's.
     let of = |side: Side| {
         let lines = facts.timeline.lines(side, "link", "mtu").filter(|l| l.object != "lo");
-        let sizes: Vec<f64> = lines.filter_map(Line::mean).collect();
+        let sizes: Vec<f64> = lines.filter_map(Line::usual).collect();
         let first = *sizes.first()?;
         sizes.iter().all(|s| (s - first).abs() < 0.5).then_some(first)
     };

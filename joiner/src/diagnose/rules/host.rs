@@ -5,6 +5,7 @@ use super::super::cause::Cause;
 use super::super::facts::{Facts, mean_part, over};
 use super::super::figures::mean;
 use super::fabric::{elsewhere, split};
+use super::waits::{Waits, shares, threads};
 use super::{Claim, Found, LEAST, NOT_THERE, Rule, Threshold, Verdict, WAITS_AS_LONG, number, percent};
 use crate::model::SubStage;
 use crate::table::time;
@@ -61,7 +62,7 @@ const WITH_IT: Threshold = Threshold {
 
 pub(super) const CPU: Rule = Rule {
     cause: Cause::HostCpu,
-    shows: "steal, softirq time, run-queue delay or CPU pressure is high on the CPUs that submit, and the host's stages (with the way back, which ends when a CPU takes the completion) are slow while it is",
+    shows: "steal, softirq time, run-queue delay or CPU pressure is high on the CPUs that submit, and the host's stages (with the way back, which ends when a CPU takes the completion) are slow while it is; it explains no more than such waits lasted, for the commands in flight meanwhile",
     refutes: "the CPUs that submit have time, or the host's stages have little of the excess",
     thresholds: &[
         &STEAL,
@@ -113,6 +114,17 @@ impl Pressure {
     fn high(&self) -> Vec<(i64, i64)> {
         self.spans.iter().filter(|s| s.2 >= self.limit).map(|s| (s.0, s.1)).collect()
     }
+
+    /// Whether it is far less at the times at which it is not high: otherwise there are no two kinds of times, and it is
+    /// so all the time.
+    fn comes_and_goes(&self) -> bool {
+        let mean_of = |high: bool| {
+            let spans = || self.spans.iter().filter(|s| (s.2 >= self.limit) == high);
+            let time: f64 = spans().map(|s| (s.1 - s.0) as f64).sum();
+            (time > 0.0).then(|| spans().map(|s| s.2 * (s.1 - s.0) as f64).sum::<f64>() / time)
+        };
+        mean_of(true).zip(mean_of(false)).is_some_and(|(high, low)| low <= high / 3.0)
+    }
 }
 
 /// The share that one kind of time has of a CPU's whole time, sample by sample.
@@ -162,7 +174,7 @@ fn pressures(facts: &Facts<'_>) -> Vec<Pressure> {
                 limit: RUN_DELAY.value,
                 unit: "threads waiting",
                 metric: "sched.run_delay".into(),
-                spans: line.spans.iter().map(|s| (s.from, s.to, s.value / 1e9)).collect(),
+                spans: shares(line),
                 object,
             });
         }
@@ -181,24 +193,17 @@ fn pressures(facts: &Facts<'_>) -> Vec<Pressure> {
     pressures
 }
 
-/// How long each thread of the host's process that works or would like to waited for a CPU; none where it was not
-/// sampled, as of the kernel's host, which is no process.
+/// How long each working thread of the host's process waited for a CPU.
 fn waiting_threads(facts: &Facts<'_>) -> Vec<Pressure> {
-    /// Threads that neither run nor wait for so much of the time do not do the I/O.
-    const WORKS: f64 = 0.05;
-    let ran = |object: &str| {
-        facts.timeline.line(Side::Host, "threads", "run_time", object).and_then(Line::mean).unwrap_or(0.0)
-    };
-    let works = |line: &&Line| (line.mean().unwrap_or(0.0) + ran(&line.object)) / 1e9 >= WORKS;
     let of = |line: &Line| Pressure {
         name: "run-queue delay",
         limit: THREAD_WAITS.value,
         unit: "of the time",
         metric: "threads.run_delay".into(),
         object: line.object.clone(),
-        spans: line.spans.iter().map(|s| (s.from, s.to, s.value / 1e9)).collect(),
+        spans: shares(line),
     };
-    facts.timeline.lines(Side::Host, "threads", "run_delay").filter(works).map(of).collect()
+    threads(facts, Side::Host).into_iter().map(of).collect()
 }
 
 fn cpu(facts: &Facts<'_>) -> Verdict {
@@ -228,8 +233,8 @@ fn cpu(facts: &Facts<'_>) -> Verdict {
     let mut apart: Option<(String, f64)> = None;
     for pressure in pressures.iter().filter(is_high) {
         let (high, low) = split(facts, &super::fabric::merged(pressure.high()), figure);
-        // Commands beside those of the high times are needed to compare with.
-        let ratio = if low.len() < 50 || high.len() < 50 {
+        // Commands beside those of the high times are needed to compare with, at times that are others.
+        let ratio = if low.len() < 50 || high.len() < 50 || !pressure.comes_and_goes() {
             // It is so all the time: the host's own excess says whether it matters.
             let slower = facts.beyond_floor(HOST);
             if slower >= WAITS_AS_LONG.value { slower } else { 0.0 }
@@ -267,7 +272,8 @@ fn cpu(facts: &Facts<'_>) -> Verdict {
             )
         }));
     };
-    let claim = facts.rows.iter().map(|row| over(row, facts.class(row), HOST)).collect();
+    let claim: Vec<i64> = facts.rows.iter().map(|row| over(row, facts.class(row), HOST)).collect();
+    let claim = Waits::of(held.iter().map(|(p, _)| p.spans.as_slice())).bound(facts, &claim);
     let mut evidence: Vec<Evidence> = held
         .iter()
         .take(3)
@@ -297,13 +303,14 @@ fn cpu(facts: &Facts<'_>) -> Verdict {
         .of(None, "host_driver", "")
         .figures(all.max(tail), Some(NOT_THERE.value), "of the excess"),
     );
-    let stage = if facts.share_of(&[SubStage::HostBlockIn, SubStage::HostBlockOut])
-        > facts.share_of(&[SubStage::HostDriverIn, SubStage::HostDriverOut])
-    {
-        Stage::HostBlock
-    } else {
-        Stage::HostDriver
+    let excess = |stage: &Stage| {
+        let of_stage = |part: &&SubStage| part.stage() == *stage;
+        let parts: Vec<SubStage> = HOST.iter().filter(of_stage).copied().collect();
+        facts.shares(|_, row, class| over(row, class, &parts)).0
     };
+    let stages = [Stage::HostBlock, Stage::HostDriver, Stage::Network];
+    let stage =
+        stages.into_iter().max_by(|a, b| excess(a).total_cmp(&excess(b))).unwrap_or(Stage::HostDriver);
     Verdict::Holds(Found {
         stage,
         subject: Some(worst.object.clone()),

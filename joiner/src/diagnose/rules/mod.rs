@@ -3,10 +3,12 @@
 
 mod fabric;
 mod host;
+mod loss;
 mod queues;
 mod storage;
 mod target;
 mod transport;
+mod waits;
 
 use super::cause::Cause;
 use super::facts::{Class, Facts, Row, excess_of, sides};
@@ -42,7 +44,7 @@ pub(crate) struct Rule {
 
 /// All rules, in the order in which storage engineers look: fabric, transport, host, queues, target, drive.
 pub(crate) const RULES: &[&Rule] = &[
-    &fabric::LOSS,
+    &loss::LOSS,
     &fabric::CONGESTION,
     &fabric::MTU,
     &transport::R2T,
@@ -132,7 +134,6 @@ impl Found {
         } else {
             facts.excess
         };
-        let ratio = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
         let (of_all, of_slowest) = (ratio(all, whole.0), ratio(tail, whole.1));
         let explains = of_all.max(of_slowest);
         if explains < LEAST.value {
@@ -161,8 +162,60 @@ impl Found {
             mitigation: rule.mitigation,
             trade_off: rule.trade_off,
             verify: rule.verify.replace("BEFORE", &before),
+            claim,
         })
     }
+}
+
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+/// Causes that show in a part of what others make slow too, in the way back from the network, and have no evidence of their
+/// own of a single command: what the others explain of a command is not theirs.
+pub(crate) const LESS: &[(Cause, &[Cause])] = &[(
+    Cause::HostCpu,
+    &[Cause::FabricLoss, Cause::FabricCongestion, Cause::MtuMismatch, Cause::HotQueue, Cause::HeadOfLine],
+)];
+
+/// Takes off such causes what others explain of the same commands, and leaves out those of which too little is left.
+pub(crate) fn without_shared(
+    facts: &Facts<'_>,
+    mut causes: Vec<Finding>,
+    ruled_out: &mut Vec<Judged>,
+) -> Vec<Finding> {
+    for &(cause, others) in LESS {
+        let Some(at) = causes.iter().position(|finding| finding.cause == cause) else { continue };
+        let finding = causes.remove(at);
+        let known: Vec<&Finding> = causes.iter().filter(|other| others.contains(&other.cause)).collect();
+        let left = |n: usize| {
+            let theirs = known.iter().filter_map(|other| other.claim.get(n)).max();
+            (finding.claim.get(n).copied().unwrap_or(0) - theirs.copied().unwrap_or(0)).max(0)
+        };
+        let claim: Vec<i64> = (0..finding.claim.len()).map(left).collect();
+        let (all, tail) = facts.shares(|n, row, class| claim[n].clamp(0, excess_of(row, class)));
+        let (of_all, of_slowest) = (ratio(all, facts.excess.0), ratio(tail, facts.excess.1));
+        let explains = of_all.max(of_slowest);
+        if explains < LEAST.value {
+            let names: Vec<&str> = known.iter().map(|other| other.cause.name()).collect();
+            ruled_out.push(Judged {
+                cause,
+                why: format!(
+                    "its signs are there ({}), but of what makes commands slow it explains {} that {} does not",
+                    finding.evidence.first().map_or("in the telemetry", |e| e.text.as_str()),
+                    percent(explains),
+                    names.join(" or ")
+                ),
+            });
+        } else {
+            let touched = claim.iter().filter(|&&c| c > 0).count();
+            let sum: f64 = claim.iter().map(|&c| c as f64).sum();
+            let excess_ns = sum / touched.max(1) as f64;
+            let commands = touched as u64;
+            causes.push(Finding { explains, of_all, of_slowest, commands, excess_ns, claim, ..finding });
+        }
+    }
+    causes
 }
 
 /// Leaves out causes that only look like others which explain as much.

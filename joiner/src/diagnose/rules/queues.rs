@@ -395,11 +395,14 @@ fn head_of_line(facts: &Facts<'_>) -> Verdict {
         return Verdict::RuledOut("no class of commands carries data".into());
     };
     if f64::from(most) < (f64::from(least) * LARGE.value).max(32_768.0) {
-        return Verdict::RuledOut(format!(
-            "commands carry {} to {}: none is large beside the others",
-            bytes(least),
-            bytes(most)
-        ));
+        let limit = (f64::from(least) * LARGE.value).max(32_768.0);
+        let few = facts.classes.iter().filter(|c| f64::from(c.bytes) >= limit);
+        let few: usize = few.map(|c| c.commands).sum();
+        return Verdict::RuledOut(if few > 0 {
+            format!("{few} commands are large beside those of {}: too few to hold them up", bytes(least))
+        } else {
+            format!("commands carry {} to {}: none is large beside the others", bytes(least), bytes(most))
+        });
     }
     let is_large = |row: &Row| f64::from(row.bytes) >= (f64::from(least) * LARGE.value).max(32_768.0);
     let is_small = |row: &Row| f64::from(row.bytes) * LARGE.value <= f64::from(most) && !is_large(row);

@@ -146,6 +146,13 @@ const CWND_FULL: Threshold = Threshold {
     why: "a flow that the application limits leaves its congestion window unused",
 };
 
+const QUEUEING: Threshold = Threshold {
+    name: "round trip with a full congestion window",
+    value: 2.0,
+    unit: "x the least round trip, at most",
+    why: "a longer one says that segments wait in the network: a larger window would only make that queue longer",
+};
+
 const NETWORK_SLOWER: Threshold = Threshold {
     name: "network",
     value: 1.3,
@@ -157,11 +164,18 @@ pub(super) const WINDOW: Rule = Rule {
     cause: Cause::TransportWindow,
     shows: "a connection was limited by the receiver's window, the send buffer or a full congestion window, without loss, and the network is where the excess is",
     refutes: "no connection was limited by a window, or the network has little of the excess",
-    thresholds: &[&LIMITED, &CWND_FULL, &NETWORK_SLOWER, &LEAST, &NOT_THERE],
+    thresholds: &[&LIMITED, &CWND_FULL, &QUEUEING, &NETWORK_SLOWER, &LEAST, &NOT_THERE],
     mitigation: "raise the limit that is met (net.ipv4.tcp_rmem, tcp_wmem, net.core.rmem_max; SPDK: sock_impl_set_options recv_buf_size, send_buf_size) to twice the bandwidth times the round-trip time, or spread the load over more queues; a full congestion window without loss: check the round-trip time and the congestion control",
     trade_off: "larger buffers take memory on every connection and let more queue in the network before the sender slows down",
     verify: "fabscope diagnose AFTER_HOST.run AFTER_TARGET.run --baseline BEFORE --slo 'network.p99<=500us'",
-    yields_to: &[Cause::FabricLoss, Cause::FabricCongestion, Cause::MtuMismatch, Cause::ReactorSaturated],
+    yields_to: &[
+        Cause::FabricLoss,
+        Cause::FabricCongestion,
+        Cause::MtuMismatch,
+        Cause::HeadOfLine,
+        Cause::HostCpu,
+        Cause::ReactorSaturated,
+    ],
     judge: window,
 };
 
@@ -205,10 +219,14 @@ fn window(facts: &Facts<'_>) -> Verdict {
                     limits.push(Limited { queue: place, line, share: grown / time, by, mean: grown });
                 }
             }
+            let trip = |metric: &'static str| find(metric).and_then(Line::mean).filter(|us| *us > 0.0);
+            let queues =
+                trip("rtt").zip(trip("min_rtt")).is_some_and(|(now, least)| now > QUEUEING.value * least);
             let again = find("retransmitted").and_then(Line::grown).unwrap_or(0.0);
             if let (Some(line), Some(window)) = (find("unacked"), find("cwnd"))
                 && let (Some(out), Some(cwnd)) = (line.mean(), window.mean())
                 && again < 1.0
+                && !queues
                 && cwnd > 0.0
                 && out / cwnd >= CWND_FULL.value
             {

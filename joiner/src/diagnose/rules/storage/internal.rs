@@ -5,10 +5,11 @@ use super::super::super::cause::Cause;
 use super::super::super::facts::{Facts, Row};
 use super::super::super::figures::{Modes, Times, mean, modes};
 use super::super::fabric::merged;
+use super::super::waits::Waits;
 use super::super::{Claim, Found, LEAST, Rule, Threshold, Verdict, number, percent};
 use super::slowness;
 use crate::table::{count, time};
-use run_format::Stage;
+use run_format::{Side, Stage};
 
 const SLOW_LEAST: Threshold = Threshold {
     name: "slow commands at least",
@@ -41,6 +42,12 @@ const ELSEWHERE: Threshold = Threshold {
     unit: "of those slow in storage",
     why: "a machine whose CPUs are taken away is slow in every stage; a drive is slow in its own",
 };
+const NO_CPU: Threshold = Threshold {
+    name: "the target's threads waited for a CPU",
+    value: 0.5,
+    unit: "of what the slow commands take longer",
+    why: "a thread that has no CPU is late to see that storage is done; that is no speed of the drive's",
+};
 const SLOW_COMMANDS: Threshold = Threshold {
     name: "slow commands",
     value: 20.0,
@@ -51,8 +58,8 @@ const SLOW_COMMANDS: Threshold = Threshold {
 pub(in super::super) const INTERNAL: Rule = Rule {
     cause: Cause::DriveInternal,
     shows: "storage has two speeds with a gap between them, for the same commands, whatever is in storage and whatever other namespaces do: the drive works for itself (garbage collection, wear levelling, refresh)",
-    refutes: "storage has one speed, the slow ones are explained by what was before them or by a neighbour, or as many commands are held up as long in other stages",
-    thresholds: &[&SLOW_LEAST, &SLOW_MOST, &SLOW_COMMANDS, &APART, &BETWEEN, &ELSEWHERE, &LEAST],
+    refutes: "storage has one speed, the slow ones are explained by what was before them or by a neighbour, as many commands are held up as long in other stages, or the target's threads waited for a CPU instead",
+    thresholds: &[&SLOW_LEAST, &SLOW_MOST, &SLOW_COMMANDS, &APART, &BETWEEN, &ELSEWHERE, &NO_CPU, &LEAST],
     mitigation: "give the drive more room (TRIM: fstrim, blkdiscard; overprovision), keep writes and latency-critical reads on different drives or NVM sets, or use a drive with a steadier class",
     trade_off: "overprovisioned space can not be used; TRIM itself takes the drive's time",
     verify: "fabscope diagnose AFTER_HOST.run AFTER_TARGET.run --baseline BEFORE --slo 'storage.p999<=1ms'",
@@ -103,7 +110,7 @@ fn internal(facts: &Facts<'_>) -> Verdict {
             percent(held_up)
         ));
     }
-    let claim = facts
+    let claim: Vec<i64> = facts
         .rows
         .iter()
         .map(|row| match is_slow(row) {
@@ -114,6 +121,15 @@ fn internal(facts: &Facts<'_>) -> Verdict {
             false => 0,
         })
         .collect();
+    let sum = |of: &[i64]| of.iter().map(|&ns| ns as f64).sum::<f64>();
+    let waited = sum(&Waits::of_threads(facts, Side::Target).bound(facts, &claim));
+    if waited >= NO_CPU.value * sum(&claim) {
+        return Verdict::RuledOut(format!(
+            "{} of the commands are slow in storage, but the target's threads waited for a CPU for {} of that: the machine was away, not the drive",
+            percent(found.slow),
+            percent(waited / sum(&claim).max(1.0))
+        ));
+    }
     let slow = Times::of(facts.rows.iter().filter(|row| is_slow(row)).map(|row| row.stage(Stage::Storage)));
     let fast = Times::of(facts.rows.iter().filter(|row| !is_slow(row)).map(|row| row.stage(Stage::Storage)));
     let mut evidence = vec![

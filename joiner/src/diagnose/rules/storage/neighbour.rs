@@ -22,7 +22,7 @@ const NEIGHBOUR_MORE: Threshold = Threshold {
     why: "a drive that is slow for everyone completes less, not more",
 };
 const NEIGHBOUR_COMMANDS: Threshold =
-    Threshold { name: "commands of either kind", value: 50.0, unit: "commands", why: "fewer tell nothing" };
+    Threshold { name: "commands of either kind", value: 20.0, unit: "commands", why: "fewer tell nothing" };
 
 pub(in super::super) const NEIGHBOUR: Rule = Rule {
     cause: Cause::NoisyNeighbour,

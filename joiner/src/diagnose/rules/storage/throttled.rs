@@ -5,7 +5,9 @@ use super::super::super::cause::Cause;
 use super::super::super::facts::Facts;
 use super::super::super::figures::mean;
 use super::super::fabric::{elsewhere, merged, split};
-use super::super::{Claim, Found, LEAST, NOT_THERE, Rule, Threshold, Verdict, number, percent};
+use super::super::{
+    Claim, Found, LEAST, NOT_THERE, Rule, Threshold, Verdict, WAITS_AS_LONG, number, percent,
+};
 use super::{STORAGE, slowness, storage_claim};
 use crate::timeline::Line;
 use run_format::{Side, Stage};
@@ -19,7 +21,7 @@ const THROTTLES: Threshold = Threshold {
 const SLOWER_HOT: Threshold = Threshold {
     name: "storage while throttled",
     value: 1.2,
-    unit: "x other times",
+    unit: "x other times, or x the baseline's where it is so all the time",
     why: "light throttling of a drive that has time to spare costs nothing",
 };
 
@@ -27,7 +29,7 @@ pub(in super::super) const THROTTLED: Rule = Rule {
     cause: Cause::DriveThrottled,
     shows: "the drive counts thermal throttling (or warns of its temperature) during the recording, and storage is where the excess is",
     refutes: "the drive's SMART log counts no throttling and no warning, or storage has little of the excess",
-    thresholds: &[&THROTTLES, &SLOWER_HOT, &LEAST, &NOT_THERE],
+    thresholds: &[&THROTTLES, &SLOWER_HOT, &WAITS_AS_LONG, &LEAST, &NOT_THERE],
     mitigation: "cool the drive (airflow, heat sinks, slots apart), check its power state and thermal limits (nvme get-feature -f 0x10, HCTM), or lower its write load",
     trade_off: "fans take power and make noise; higher thermal limits wear the drive",
     verify: "nvme smart-log DRIVE before and after, and fabscope diagnose AFTER_HOST.run AFTER_TARGET.run --baseline BEFORE",
@@ -95,6 +97,26 @@ fn throttled(facts: &Facts<'_>) -> Verdict {
                 signs[0].2,
                 number(ratio)
             ));
+        }
+    } else {
+        // It is hot all the time, or nearly: what storage takes otherwise is a baseline's to say.
+        let slower = facts.beyond_floor(STORAGE);
+        let has_baseline = facts.classes.iter().any(|class| class.has_baseline);
+        let needed = if has_baseline { SLOWER_HOT.value } else { WAITS_AS_LONG.value };
+        if slower < needed {
+            return if has_baseline {
+                Verdict::RuledOut(format!(
+                    "{}, but storage takes {}x what the baseline's takes",
+                    signs[0].2,
+                    number(slower)
+                ))
+            } else {
+                Verdict::CannotTell(format!(
+                    "{} nearly all the time, and storage takes {}x what it takes at best: a baseline of a cool drive would tell",
+                    signs[0].2,
+                    number(slower)
+                ))
+            };
         }
     }
     let warmest =
