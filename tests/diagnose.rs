@@ -50,7 +50,9 @@ fn what_a_busy_machine_does_to_a_recording_is_no_loss_and_no_full_drive() -> Res
     let said =
         diagnose(&[text(&data("standin-late-acknowledgements"))?, "--format", "json"])?.expect(0, &[])?;
     let diagnosis = json(&said)?;
-    ensure!(diagnosis["causes"].as_array().is_some_and(Vec::is_empty), "{}", diagnosis["causes"]);
+    // Its thread had to wait for nine tenths of the time, which is so.
+    let causes = diagnosis["causes"].as_array().context("causes")?;
+    ensure!(causes.len() == 1 && causes[0]["cause"] == "host_cpu", "{causes:?}");
     let ruled_out = diagnosis["ruled_out"].as_array().context("ruled_out")?;
     let loss = ruled_out.iter().find(|judged| judged["cause"] == "fabric_loss").context("fabric_loss")?;
     ensure!(

@@ -1,5 +1,6 @@
 //! The faults that are injected, as data: what is done, and what has to be found. It does nothing itself.
 
+use super::beside::Beside;
 use joiner::Cause;
 use run_format::Stage;
 use std::time::Duration;
@@ -27,19 +28,6 @@ pub struct Case {
     pub least: Duration,
     /// What the fault adds, and how exactly that is known.
     pub size: Size,
-}
-
-/// What goes on beside the load.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Beside {
-    /// Nothing.
-    Nothing,
-    /// The network is one of its own in both recordings, and loses this share of its packets with the fault.
-    Loss(f64),
-    /// So many threads keep the initiator's CPU busy.
-    Hogs(usize),
-    /// A second initiator with these options.
-    Neighbour(&'static [&'static str]),
 }
 
 /// What a fault adds to a class of commands on average.
@@ -201,9 +189,9 @@ pub const CASES: &[Case] = &[
     },
     Case {
         cause: Cause::BufferPool,
-        injected: "the target has 2 data buffers for 16 commands, and storage takes 1 ms",
+        injected: "the target has 2 data buffers for 16 commands, and storage takes 2 ms",
         stages: &[Stage::TargetDriver],
-        target: SLOW,
+        target: &["--spin", "0us", "--delay", "storage=2ms"],
         load: &["--rw", "randread", "--queue-depth", "16"],
         fault_target: &["--buffers", "2"],
         fault_load: &[],
@@ -211,7 +199,7 @@ pub const CASES: &[Case] = &[
         least: Duration::from_secs(11),
         size: Size {
             of: &[Stage::TargetDriver],
-            micros: 7.0 * 1_000.0,
+            micros: 7.0 * 2_000.0,
             within: Some(0.25),
             why: "two at a time, so that each waits for the seven pairs before it; a little more, as a buffer comes back when the data was sent",
         },

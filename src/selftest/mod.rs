@@ -1,6 +1,7 @@
 //! `fabscope selftest`: injects each known fault, records both sides with and without it, and checks that the stage, the
 //! size and the cause come out, and that no cause does where there is no fault.
 
+mod beside;
 mod cases;
 mod certificate;
 mod spdk;

@@ -1,13 +1,12 @@
 //! Faults injected into the stand-in: starts it with and without one, and has it recorded. What the faults are,
 //! `cases` says.
 
-use super::Inject;
-use super::cases::{Beside, CASES, Case};
-use super::{Expected, Recorded};
+use super::beside::{Beside, two_cpus};
+use super::cases::{CASES, Case};
+use super::{Expected, Inject, Recorded};
 use crate::pair;
-use anyhow::{Context, Result, bail};
-use standin::cpus::{self, Hogs};
-use standin::network::{Loss, in_own_network};
+use anyhow::{Context, Result};
+use standin::cpus;
 use standin::spawn::{Initiator, Target};
 use std::time::Duration;
 
@@ -36,37 +35,16 @@ impl Inject for OnStandin {
     }
 
     fn lacking(&self) -> Option<String> {
-        match self.0.beside {
-            Beside::Hogs(_) => two_cpus().err().map(|error| format!("{error:#}")),
-            Beside::Loss(share) => lossless(share),
-            Beside::Nothing | Beside::Neighbour(_) => None,
-        }
+        self.0.beside.lacking()
     }
 
     fn record(&self, what: &Recorded<'_>) -> Result<()> {
-        match self.0.beside {
-            Beside::Loss(share) => in_own_network(|| record(self.0, what, what.fault.then_some(share))),
-            _ => record(self.0, what, None),
-        }
+        let beside = self.0.beside.when(what.fault);
+        beside.around(|| record(self.0, beside, what))
     }
 }
 
-/// Why no network can lose packets here, if none can.
-pub fn lossless(share: f64) -> Option<String> {
-    in_own_network(|| Loss::on_loopback(share).map(drop))
-        .err()
-        .map(|error| format!("no network that loses packets: {error:#}"))
-}
-
-/// The first two CPUs: the target's and the load's.
-pub fn two_cpus() -> Result<[usize; 2]> {
-    match cpus::usable()?[..] {
-        [first, second, ..] => Ok([first, second]),
-        _ => bail!("there is one CPU, and the target needs another than the initiator"),
-    }
-}
-
-fn record(case: &Case, what: &Recorded<'_>, loss: Option<f64>) -> Result<()> {
+fn record(case: &Case, beside: Beside, what: &Recorded<'_>) -> Result<()> {
     let rpc = tempfile::tempdir().context("make a folder for a socket")?;
     let mut options = words(case.target);
     options.extend(["--rpc".to_owned(), rpc.path().join("rpc.sock").display().to_string()]);
@@ -95,33 +73,10 @@ fn record(case: &Case, what: &Recorded<'_>, loss: Option<f64>) -> Result<()> {
             cpus::prefer(pid)?;
         }
     }
-    let mut beside = Around::default();
-    match case.beside {
-        Beside::Hogs(count) if what.fault => {
-            beside.hogs = Some(Hogs::on(two_cpus()?[1], count)?);
-        }
-        Beside::Neighbour(options) if what.fault => {
-            // It begins with the load, at the latest, and outlasts it.
-            let mut neighbour = Initiator::spawn(load(options, what.duration + Duration::from_secs(60)))?;
-            neighbour.start()?;
-            beside.neighbour = Some(neighbour);
-        }
-        Beside::Loss(_) | Beside::Hogs(_) | Beside::Neighbour(_) | Beside::Nothing => {}
-    }
-    if let Some(share) = loss {
-        beside.loss = Some(Loss::on_loopback(share)?);
-    }
+    let around = beside.begin(|options| load(options, what.duration + Duration::from_secs(60)))?;
     pair::record(target.pid(), initiator, &what.wish(case.cause.name()), what.signals)?;
-    drop(beside);
+    drop(around);
     target.stop()
-}
-
-/// What goes on beside the load; it ends with this.
-#[derive(Debug, Default)]
-pub struct Around {
-    pub hogs: Option<Hogs>,
-    pub neighbour: Option<Initiator>,
-    pub loss: Option<Loss>,
 }
 
 pub fn words(words: &[&str]) -> Vec<String> {

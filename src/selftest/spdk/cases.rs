@@ -1,6 +1,7 @@
 //! The faults that are injected into a real SPDK, as data: what it is told over its RPC with and without each, under
 //! which load, and what has to be found. It starts nothing.
 
+use super::super::beside::Beside;
 use super::super::cases::Size;
 use joiner::Cause;
 use run_format::Stage;
@@ -59,19 +60,6 @@ pub struct Part {
     pub bytes: u32,
     /// Commands outstanding.
     pub depth: u32,
-}
-
-/// What goes on beside the load.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Beside {
-    /// Nothing.
-    Nothing,
-    /// The network loses this share of its packets, or with 0 is only one of its own.
-    Loss(f64),
-    /// So many threads keep the load's CPU busy.
-    Hogs(usize),
-    /// An initiator of the stand-in's with these options.
-    Neighbour(&'static [&'static str]),
 }
 
 const STORAGE: &[Stage] = &[Stage::Storage];
@@ -168,8 +156,7 @@ fn noisy_neighbour(fault: bool) -> Plan {
     Plan {
         bdevs,
         namespaces: &["Drivep0", "Drivep1"],
-        beside: if fault {
-            Beside::Neighbour(&[
+        beside: Beside::Neighbour(&[
                 "--rw",
                 "randwrite",
                 "--block-size",
@@ -181,10 +168,7 @@ fn noisy_neighbour(fault: bool) -> Plan {
                 "--region",
                 "16M",
                 "--bursts",
-            ])
-        } else {
-            Beside::Nothing
-        },
+            ]).when(fault),
         ..plain()
     }
 }
@@ -212,8 +196,7 @@ fn reactor_saturated(fault: bool) -> Plan {
         bdevs,
         namespaces: &[DRIVE, "Other"],
         load: vec![reads(4_096, 2)],
-        beside: if fault {
-            Beside::Neighbour(&[
+        beside: Beside::Neighbour(&[
                 "--rw",
                 "write-zeroes",
                 "--block-size",
@@ -224,10 +207,7 @@ fn reactor_saturated(fault: bool) -> Plan {
                 "2",
                 "--region",
                 "32M",
-            ])
-        } else {
-            Beside::Nothing
-        },
+            ]).when(fault),
         ..plain()
     }
 }
@@ -251,11 +231,11 @@ fn transport_window(fault: bool) -> Plan {
 }
 
 fn fabric_loss(fault: bool) -> Plan {
-    Plan { load: vec![reads(4_096, 2)], beside: Beside::Loss(if fault { 0.01 } else { 0.0 }), ..plain() }
+    Plan { load: vec![reads(4_096, 2)], beside: Beside::Loss(0.01).when(fault), ..plain() }
 }
 
 fn host_cpu(fault: bool) -> Plan {
-    Plan { beside: if fault { Beside::Hogs(3) } else { Beside::Nothing }, ..plain() }
+    Plan { beside: Beside::Hogs(3).when(fault), ..plain() }
 }
 
 /// All of them.

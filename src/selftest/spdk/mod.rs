@@ -4,17 +4,15 @@
 mod cases;
 mod process;
 
-use super::standin::{Around, lossless, two_cpus, words};
+use super::beside::two_cpus;
+use super::standin::words;
 use super::{Expected, Inject, Recorded};
 use crate::pair::{self, Load};
 use crate::signals::Signals;
 use anyhow::{Context, Result, bail, ensure};
-use cases::{Beside, CASES, Case, Part, Plan};
+use cases::{CASES, Case, Part, Plan};
 use process::{Process, Start};
 use serde_json::{Value, json};
-use standin::cpus::Hogs;
-use standin::network::{Loss, in_own_network};
-use standin::spawn::Initiator;
 use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -129,26 +127,17 @@ impl Inject for OnSpdk {
     }
 
     fn lacking(&self) -> Option<String> {
-        let no_network = match (self.case.plan)(true).beside {
-            Beside::Loss(share) => lossless(share),
-            _ => None,
-        };
-        two_cpus().err().map(|error| format!("{error:#}")).or(no_network)
+        let cpus = two_cpus().err().map(|error| format!("{error:#}"));
+        cpus.or_else(|| (self.case.plan)(true).beside.lacking())
     }
 
     fn record(&self, what: &Recorded<'_>) -> Result<()> {
-        let plan = (self.case.plan)(what.fault);
-        match plan.beside {
-            Beside::Loss(share) => {
-                let build = &*self.build;
-                in_own_network(|| record(self.case.name, build, &plan, what, Some(share)))
-            }
-            _ => record(self.case.name, &self.build, &plan, what, None),
-        }
+        let (plan, build) = ((self.case.plan)(what.fault), &*self.build);
+        plan.beside.around(|| record(self.case.name, build, &plan, what))
     }
 }
 
-fn record(name: &str, build: &Build, plan: &Plan, what: &Recorded<'_>, loss: Option<f64>) -> Result<()> {
+fn record(name: &str, build: &Build, plan: &Plan, what: &Recorded<'_>) -> Result<()> {
     let [first, second] = two_cpus()?;
     let folder = tempfile::tempdir().context("make a folder for sockets")?;
     let folder = folder.path();
@@ -171,27 +160,17 @@ fn record(name: &str, build: &Build, plan: &Plan, what: &Recorded<'_>, loss: Opt
     )?;
     ensure!(bdevs.get(0).is_some_and(|bdev| bdev == BDEV), "bdevperf has bdevs {bdevs} and no {BDEV}");
     let load = Bdevperf { process, parts: plan.load.clone(), duration: what.duration };
-    let mut beside = Around::default();
-    match plan.beside {
-        Beside::Hogs(count) => beside.hogs = Some(Hogs::on(second, count)?),
-        Beside::Neighbour(how) => {
-            let mut options = words(&["--connect", &format!("127.0.0.1:{port}"), "--nqn", NQN]);
-            // It does not poll: CPUs are for the two that are recorded.
-            options.extend(words(&["--spin", "0us"]));
-            options.extend(words(how));
-            // It outlasts the load.
-            options.extend(["--duration".to_owned(), format!("{}s", what.duration.as_secs() + 120)]);
-            let mut neighbour = Initiator::spawn(options)?;
-            neighbour.start()?;
-            beside.neighbour = Some(neighbour);
-        }
-        Beside::Loss(_) | Beside::Nothing => {}
-    }
-    if let Some(share) = loss.filter(|share| *share > 0.0) {
-        beside.loss = Some(Loss::on_loopback(share)?);
-    }
+    let around = plan.beside.begin(|how| {
+        let mut options = words(&["--connect", &format!("127.0.0.1:{port}"), "--nqn", NQN]);
+        // It does not poll: CPUs are for the two that are recorded.
+        options.extend(words(&["--spin", "0us"]));
+        options.extend(words(how));
+        // It outlasts the load.
+        options.extend(["--duration".to_owned(), format!("{}s", what.duration.as_secs() + 120)]);
+        options
+    })?;
     pair::record(target.pid(), load, &what.wish(name), what.signals)?;
-    drop(beside);
+    drop(around);
     target.stop()
 }
 

@@ -175,6 +175,9 @@ impl TargetConfig {
         if self.buffers == 0 {
             bail!("--buffers: at least 1: with none no command would ever end");
         }
+        if self.pace == Some(0) {
+            bail!("--pace: at least 1 byte a second: with none nothing would ever come");
+        }
         if self.other_work > Duration::from_secs(1) {
             bail!("--other-work: at most 1s for each turn");
         }

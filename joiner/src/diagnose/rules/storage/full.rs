@@ -107,8 +107,7 @@ fn full(facts: &Facts<'_>) -> Result<Full, String> {
 /// Whether the commands are small and random: the mean size of all that storage completes, also for others than this
 /// host, and the share that begins where another ended.
 fn small_random(facts: &Facts<'_>) -> (f64, f64) {
-    let size = mean(facts.rows.iter().map(|row| f64::from(row.bytes))).unwrap_or(0.0);
-    let size = facts.bytes_in_storage().unwrap_or(size);
+    let size = facts.bytes_in_storage().unwrap_or(0.0);
     let mut ends: BTreeMap<(usize, u32), u64> = BTreeMap::new();
     let mut follows = 0usize;
     for row in &facts.rows {
