@@ -64,6 +64,8 @@ impl Beside {
             Beside::Hogs(count) => around.hogs = Some(Hogs::on(two_cpus()?[1], count)?),
             Beside::Neighbour(options) => {
                 let mut neighbour = Initiator::spawn(connected(options))?;
+                // It sleeps most of the time, and is another machine: what is recorded leaves it no CPU otherwise.
+                cpus::prefer(neighbour.pid())?;
                 neighbour.start()?;
                 around.neighbour = Some(neighbour);
             }

@@ -80,6 +80,8 @@ const DRIVE: &str = "Drive";
 const BLOCKS: u32 = 65_536;
 /// What a flash drive takes, us.
 const FLASH: u32 = 250;
+/// Of a drive that large commands are read of, us.
+const LESS: u32 = 1_000;
 /// What a drive takes that many commands are outstanding on, us.
 const SLOW: u32 = 3_000;
 
@@ -157,18 +159,19 @@ fn noisy_neighbour(fault: bool) -> Plan {
         bdevs,
         namespaces: &["Drivep0", "Drivep1"],
         beside: Beside::Neighbour(&[
-                "--rw",
-                "randwrite",
-                "--block-size",
-                "64K",
-                "--queue-depth",
-                "16",
-                "--nsid",
-                "2",
-                "--region",
-                "16M",
-                "--bursts",
-            ]).when(fault),
+            "--rw",
+            "randwrite",
+            "--block-size",
+            "64K",
+            "--queue-depth",
+            "16",
+            "--nsid",
+            "2",
+            "--region",
+            "16M",
+            "--bursts",
+        ])
+        .when(fault),
         ..plain()
     }
 }
@@ -197,17 +200,18 @@ fn reactor_saturated(fault: bool) -> Plan {
         namespaces: &[DRIVE, "Other"],
         load: vec![reads(4_096, 2)],
         beside: Beside::Neighbour(&[
-                "--rw",
-                "write-zeroes",
-                "--block-size",
-                "1M",
-                "--queue-depth",
-                "4",
-                "--nsid",
-                "2",
-                "--region",
-                "32M",
-            ]).when(fault),
+            "--rw",
+            "write-zeroes",
+            "--block-size",
+            "4M",
+            "--queue-depth",
+            "8",
+            "--nsid",
+            "2",
+            "--region",
+            "32M",
+        ])
+        .when(fault),
         ..plain()
     }
 }
@@ -224,6 +228,7 @@ fn r2t_round_trips(fault: bool) -> Plan {
 fn transport_window(fault: bool) -> Plan {
     let buffers = json!({ "impl_name": "posix", "recv_buf_size": 65_536 });
     Plan {
+        bdevs: drive(LESS, LESS),
         load_startup: if fault { vec![("sock_impl_set_options", buffers)] } else { Vec::new() },
         load: vec![reads(131_072, 4)],
         ..plain()
@@ -333,15 +338,15 @@ pub const CASES: &[Case] = &[
     Case {
         name: "reactor_saturated",
         cause: Some(Cause::ReactorSaturated),
-        injected: "the same reactor zeroes 1 MiB of memory with each of a neighbour's commands, 4 at once, on another bdev",
+        injected: "the same reactor zeroes 4 MiB of memory with each of a neighbour's commands, 8 at once, on another bdev",
         stages: TARGET_DRIVER,
         plan: reactor_saturated,
         least: LONGER,
         size: Size {
             of: BEFORE_STORAGE,
-            micros: 20.0,
+            micros: 80.0,
             within: None,
-            why: "zeroing 1 MiB takes 20 us at the very least, and a command waits for those before it",
+            why: "zeroing 4 MiB takes 80 us at the very least, and a command waits for those before it",
         },
         every: false,
     },

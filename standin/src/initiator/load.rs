@@ -180,8 +180,11 @@ pub(crate) fn run(config: &InitiatorConfig, connection: &Connection) -> Result<S
     if size == 0 || !size.is_multiple_of(block_bytes) {
         bail!("--block-size {size}: the namespace has blocks of {block_bytes} bytes");
     }
-    if size > connection.max_xfer() || size / block_bytes > 65_536 {
-        bail!("--block-size {size}: the target takes at most {} bytes", connection.max_xfer());
+    // What carries no data is held back by the command's number of blocks alone.
+    let most = if config.workload == Workload::WriteZeroes { u32::MAX } else { connection.max_xfer() };
+    if size > most || size / block_bytes > 65_536 {
+        let blocks = block_bytes.saturating_mul(65_536);
+        bail!("--block-size {size}: the target takes at most {} bytes", most.min(blocks));
     }
     let region = config.region.min(blocks.saturating_mul(u64::from(block_bytes)));
     let slots = (region / u64::from(size)) as usize;

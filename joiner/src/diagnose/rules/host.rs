@@ -115,15 +115,16 @@ impl Pressure {
         self.spans.iter().filter(|s| s.2 >= self.limit).map(|s| (s.0, s.1)).collect()
     }
 
-    /// Whether it is far less at the times at which it is not high: otherwise there are no two kinds of times, and it is
-    /// so all the time.
+    /// Whether it is far less for a good part of the time: otherwise there are no two kinds of times, and it is so all the
+    /// time.
     fn comes_and_goes(&self) -> bool {
-        let mean_of = |high: bool| {
+        let of = |high: bool| {
             let spans = || self.spans.iter().filter(|s| (s.2 >= self.limit) == high);
             let time: f64 = spans().map(|s| (s.1 - s.0) as f64).sum();
-            (time > 0.0).then(|| spans().map(|s| s.2 * (s.1 - s.0) as f64).sum::<f64>() / time)
+            (time, spans().map(|s| s.2 * (s.1 - s.0) as f64).sum::<f64>() / time.max(1.0))
         };
-        mean_of(true).zip(mean_of(false)).is_some_and(|(high, low)| low <= high / 3.0)
+        let ((long, high), (short, low)) = (of(true), of(false));
+        short >= (long + short) / 10.0 && low <= high / 3.0
     }
 }
 

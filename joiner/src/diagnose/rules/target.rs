@@ -20,9 +20,9 @@ const DRIVER: &[SubStage] =
 
 const BUSY: Threshold = Threshold {
     name: "reactor busy",
-    value: 0.95,
+    value: 0.90,
     unit: "of its time",
-    why: "at 90 % a queue in front of a single server is already nine deep; 95 % leaves room for the sampling",
+    why: "a queue in front of a single server is nine deep at 90 %, and a reactor that always has work still looks in vain after its other pollers",
 };
 
 const DRIVER_SHARE: Threshold = Threshold {
