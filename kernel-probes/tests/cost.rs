@@ -9,7 +9,7 @@ mod support;
 use anyhow::{Context, Result, ensure};
 use run_format::Boundary;
 use std::collections::BTreeMap;
-use support::{MINUTE, content, example, ready, record, recorded};
+use support::{LIMIT, content, example, ready, record, recorded};
 use testbed::{Kernel, NullBlk, Running, Vm};
 
 const NQN: &str = "nqn.2024-01.org.example:cost";
@@ -84,7 +84,7 @@ impl Bed {
 
     /// Reads one after the other.
     fn read(&self) -> Result<Took> {
-        let said = self.vm.run(&format!("host_io --time-reads {READS} {}", self.device), 4 * MINUTE)?;
+        let said = self.vm.run(&format!("host_io --time-reads {READS} {}", self.device), LIMIT)?;
         let said = said.check()?.text();
         let fields: Vec<&str> = said.trim().split('\t').collect();
         ensure!(fields.first() == Some(&"took") && fields.len() == 5, "{said}");
@@ -113,13 +113,13 @@ impl Bed {
     fn scripted(&self) -> Result<Running<'_>> {
         let script = self.vm.spawn("bpftrace /tmp/script.bt > /tmp/script.out")?;
         let wait = "until grep -q ready /tmp/script.out; do sleep 0.1; done";
-        self.vm.run(wait, 4 * MINUTE)?.check().with_context(|| script.stderr())?;
+        self.vm.run(wait, LIMIT)?.check().with_context(|| script.stderr())?;
         Ok(script)
     }
 
     fn end_script(&self, script: Running<'_>) -> Result<()> {
         self.vm.sh("kill -INT $(pidof bpftrace)")?;
-        script.wait(4 * MINUTE)?.check()?;
+        script.wait(LIMIT)?.check()?;
         let said = self.vm.sh("cat /tmp/script.out; rm /tmp/script.out")?;
         let mut commands = 0;
         for line in said.lines().filter_map(|line| line.strip_prefix("command ")) {

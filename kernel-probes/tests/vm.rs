@@ -8,7 +8,7 @@ use run_format::{Boundary, Side};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use support::{
-    HookRow, MINUTE, Recording, Row, content, example, expected, ready, record, recorded,
+    HookRow, LIMIT, Recording, Row, content, example, expected, ready, record, recorded,
     sampling_keeps_what_the_hash_says,
 };
 use testbed::{Kernel, NullBlk, Vm};
@@ -51,13 +51,13 @@ fn the_host_is_recorded(kernel: Kernel, identity: &str) -> Result<()> {
     for (name, recorder) in [("whole", &whole), ("some", &some), ("tight", &tight)] {
         ready(&vm, name, recorder)?;
     }
-    let said = vm.run(&format!("host_io {device}"), 4 * MINUTE)?.check()?.text();
+    let said = vm.run(&format!("host_io {device}"), LIMIT)?.check()?.text();
     let some = recorded(&vm, "some", some)?;
     let tight = recorded(&vm, "tight", tight)?;
 
     let reads = vm.spawn(&format!("host_io {device} --read-for 4"))?;
     vm.sh(&format!("sleep 1; echo 1 > /sys/class/nvme/{}/reset_controller", controller.name))?;
-    reads.wait(4 * MINUTE)?.check().context("reads go on over a reset")?;
+    reads.wait(LIMIT)?.check().context("reads go on over a reset")?;
     vm.disconnect(&controller)?;
     let whole = recorded(&vm, "whole", whole)?;
 
@@ -104,7 +104,7 @@ fn the_host_is_recorded(kernel: Kernel, identity: &str) -> Result<()> {
 }
 
 fn before_the_driver_is_there(vm: &Vm) -> Result<()> {
-    let refused = vm.run("record_kernel host --seconds 1", MINUTE)?;
+    let refused = vm.run("record_kernel host --seconds 1", LIMIT)?;
     ensure!(refused.status != 0, "recorded without a driver");
     let said = refused.errors();
     ensure!(said.contains("neither nvme-tcp nor nvme-rdma is loaded: modprobe nvme-tcp or modprobe nvme-rdma, or connect first"), "{said}");

@@ -8,7 +8,7 @@ use run_format::{Boundary, Side};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use support::{
-    MINUTE, Recording, Row, content, example, expected, ready, record, recorded,
+    LIMIT, Recording, Row, content, example, expected, ready, record, recorded,
     sampling_keeps_what_the_hash_says,
 };
 use testbed::{Backing, Controller, Kernel, NullBlk, Port, Transport, Vm};
@@ -81,7 +81,7 @@ fn the_host_is_recorded(kernel: Kernel) -> Result<()> {
     let loads = [&over_rdma, &over_tcp]
         .map(|device| vm.spawn(&format!("host_io --reads {READS} --threads {THREADS} {device}")));
     for load in loads {
-        let said = load?.wait(4 * MINUTE)?.check()?.text();
+        let said = load?.wait(LIMIT)?.check()?.text();
         agrees(&expected(&said)?)?;
     }
     let some = recorded(&vm, "some", some)?;
@@ -94,7 +94,7 @@ fn the_host_is_recorded(kernel: Kernel) -> Result<()> {
         rdma.name
     ))?;
     for reads in reads {
-        reads?.wait(4 * MINUTE)?.check().context("reads go on over a reset")?;
+        reads?.wait(LIMIT)?.check().context("reads go on over a reset")?;
     }
     vm.disconnect(&rdma)?;
     let sixth = over_ipv6(&vm, ends.target_device)?;
@@ -149,10 +149,10 @@ fn which(tool: &str) -> Option<std::path::PathBuf> {
 
 /// Before nvme-tcp is loaded, whose types are then unknown.
 fn rdma_alone_by_the_lower_rungs(vm: &Vm, device: &str) -> Result<Recording> {
-    ensure!(vm.run("grep -q ^nvme_tcp /proc/modules", MINUTE)?.status != 0, "nvme-tcp is loaded");
+    ensure!(vm.run("grep -q ^nvme_tcp /proc/modules", LIMIT)?.status != 0, "nvme-tcp is loaded");
     let alone = record(vm, "host", "alone", "--avoid fentry")?;
     ready(vm, "alone", &alone)?;
-    let said = vm.run(&format!("host_io --reads {READS} --threads {THREADS} {device}"), 4 * MINUTE)?;
+    let said = vm.run(&format!("host_io --reads {READS} --threads {THREADS} {device}"), LIMIT)?;
     agrees(&expected(&said.check()?.text())?)?;
     let alone = recorded(vm, "alone", alone)?;
     for boundary in [Boundary::HDriver, Boundary::HSent, Boundary::HRecv] {
@@ -177,7 +177,7 @@ fn over_ipv6(vm: &Vm, device: &str) -> Result<Controller> {
     let port = Port::new(Transport::Rdma, ADDRESS, PORT);
     let controller = vm.connect(&port, RDMA_NQN, HOST)?;
     let disk = vm.namespace(&controller, 1)?;
-    vm.run(&format!("host_io {disk} --read-for 0.5"), 4 * MINUTE)?.check()?;
+    vm.run(&format!("host_io {disk} --read-for 0.5"), LIMIT)?.check()?;
     vm.disconnect(&controller)?;
     Ok(controller)
 }

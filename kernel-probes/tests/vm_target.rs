@@ -9,7 +9,7 @@ use run_format::{Boundary, Side};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use support::{
-    MINUTE, Recording, Row, content, example, expected, ready, record, recorded,
+    LIMIT, Recording, Row, content, example, expected, ready, record, recorded,
     sampling_keeps_what_the_hash_says,
 };
 use testbed::{Backing, Controller, Kernel, NullBlk, Port, SoftRoce, Transport, Vm};
@@ -128,17 +128,17 @@ fn the_target_is_recorded(kernel: Kernel) -> Result<()> {
     let mut said = Vec::new();
     for disk in &hosts.disks {
         let load = format!("host_io --reads 200 {}", disk.device);
-        said.push(expected(&vm.run(&load, 4 * MINUTE)?.check()?.text())?);
+        said.push(expected(&vm.run(&load, LIMIT)?.check()?.text())?);
     }
     // So many, however slow the machine is.
-    vm.run(&format!("host_io --time-reads 32 {}", hosts.slow), 4 * MINUTE)?.check()?;
+    vm.run(&format!("host_io --time-reads 32 {}", hosts.slow), LIMIT)?.check()?;
     let some = recorded(&vm, "some", some)?;
     let host = recorded(&vm, "host", host)?;
     let tight = tight(&vm, &hosts.disks[0].device)?;
 
     let reads = vm.spawn(&format!("host_io {} --read-for 4", hosts.disks[0].device))?;
     vm.sh(&format!("sleep 1; echo 1 > /sys/class/nvme/{}/reset_controller", hosts.local.name))?;
-    reads.wait(4 * MINUTE)?.check().context("reads go on over a reset")?;
+    reads.wait(LIMIT)?.check().context("reads go on over a reset")?;
     vm.sh(&format!("echo 0 > /sys/kernel/config/nvmet/subsystems/{LOCAL_NQN}/namespaces/2/enable"))?;
     vm.disconnect(&hosts.local)?;
     let whole = recorded(&vm, "whole", whole)?;
@@ -187,7 +187,7 @@ fn the_target_is_recorded(kernel: Kernel) -> Result<()> {
 }
 
 fn before_a_driver_is_there(vm: &Vm) -> Result<()> {
-    let refused = vm.run("record_kernel target --seconds 1", MINUTE)?;
+    let refused = vm.run("record_kernel target --seconds 1", LIMIT)?;
     ensure!(refused.status != 0, "recorded without a driver");
     let said = refused.errors();
     ensure!(said.contains("modprobe nvmet-tcp or modprobe nvmet-rdma, or set up a port first"), "{said}");
@@ -401,7 +401,7 @@ fn tight(vm: &Vm, device: &str) -> Result<Tight> {
     let options = "--lazy --ring-bytes 65536 --in-flight 1";
     let recorder = record(vm, "target", "tight", options)?;
     ready(vm, "tight", &recorder)?;
-    let said = vm.run(&format!("host_io {device}"), 4 * MINUTE)?.check()?.text();
+    let said = vm.run(&format!("host_io {device}"), LIMIT)?.check()?.text();
     let recording = recorded(vm, "tight", recorder)?;
     Ok(Tight { expected: expected(&said)?, counters: recording.counters.clone(), recording })
 }

@@ -11,9 +11,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use testbed::{Running, Vm};
 
-pub(crate) const MINUTE: Duration = Duration::from_secs(60);
-/// Attaching takes long in an emulated machine, longer when the real one is busy.
-const ATTACH: Duration = Duration::from_secs(240);
+/// How long what a test waits for may take: in an emulated machine, and on a real one that is busy, attaching alone takes
+/// long.
+pub(crate) const LIMIT: Duration = Duration::from_secs(240);
 
 /// A program of `examples/`, built as this test was.
 pub(crate) fn example(name: &str) -> Result<PathBuf> {
@@ -251,10 +251,10 @@ pub(crate) fn record<'vm>(vm: &'vm Vm, side: &str, name: &str, options: &str) ->
 
 /// Waits until a recorder is attached.
 pub(crate) fn ready(vm: &Vm, name: &str, recorder: &Running<'_>) -> Result<()> {
-    let deadline = Instant::now() + ATTACH;
-    while vm.run(&format!("grep -q ^ready /tmp/{name}"), MINUTE)?.status != 0 {
+    let deadline = Instant::now() + LIMIT;
+    while vm.run(&format!("grep -q ^ready /tmp/{name}"), LIMIT)?.status != 0 {
         ensure!(recorder.is_running(), "recorder {name} ended: {}", recorder.stderr());
-        ensure!(Instant::now() < deadline, "recorder {name} did not attach in {ATTACH:?}");
+        ensure!(Instant::now() < deadline, "recorder {name} did not attach in {LIMIT:?}");
         std::thread::sleep(Duration::from_millis(200));
     }
     Ok(())
@@ -263,7 +263,7 @@ pub(crate) fn ready(vm: &Vm, name: &str, recorder: &Running<'_>) -> Result<()> {
 /// Stops a recorder and reads what it printed.
 pub(crate) fn recorded(vm: &Vm, name: &str, recorder: Running<'_>) -> Result<Recording> {
     vm.sh(&format!("touch /tmp/{name}.stop"))?;
-    recorder.wait(ATTACH)?.check()?;
+    recorder.wait(LIMIT)?.check()?;
     let folder = tempfile::tempdir()?;
     let file = vm.pull(&format!("/tmp/{name}"), folder.path())?;
     Recording::parse(&std::fs::read_to_string(file)?).with_context(|| format!("recording {name}"))
