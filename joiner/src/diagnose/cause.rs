@@ -45,8 +45,8 @@ macro_rules! causes {
 causes! {
     /// TCP segments were lost or sent again, and commands waited for them.
     FabricLoss "fabric_loss" "loss on the fabric: TCP sends segments again";
-    /// Congestion marks, CNPs or pause frames, and a slow network with them.
-    FabricCongestion "fabric_congestion" "congestion on the fabric: marks, CNPs or pause frames";
+    /// Congestion marks, CNPs, pause frames or lost RDMA packets, and a slow network with them.
+    FabricCongestion "fabric_congestion" "congestion on the fabric: marks, CNPs, pause frames, or packets that RDMA lost";
     /// The two ends have different MTUs, or segments are smaller than the path allows.
     MtuMismatch "mtu_mismatch" "MTU or segmentation mismatch";
     /// Writes wait for R2Ts that in-capsule data would not need, or for more of them than their size needs.

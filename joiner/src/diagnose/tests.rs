@@ -193,16 +193,43 @@ fn fabric_loss_is_tied_to_the_commands_in_flight() {
 fn fabric_congestion_is_a_slow_network_while_marked() {
     for seed in SEEDS {
         let cnps = |lines: &mut Vec<Sampled>, _: &Happened| {
-            // In the 300 ms of each second in which the network is slow.
-            let count = |at: i64| {
-                let (second, rest) = (at / 1_000_000_000, at % 1_000_000_000);
-                Some((second * 300 + ((rest - 200_000_000) / 1_000_000).clamp(0, 300)) as f64 * 20.0)
-            };
-            replace(lines, sampled(Target, "rdma", "np_cnp_sent", Counter, "mlx5_0/1", count));
+            replace(lines, counted_while_slow("mlx5_0/1", "np_cnp_sent"));
         };
-        let slow = World { slow_network: Some((200, 500, 8.0)), ..World::new(seed) };
-        is_first(Cause::FabricCongestion, seed, &diagnosed(&slow, cnps));
+        is_first(Cause::FabricCongestion, seed, &diagnosed(&slow_now_and_then(seed), cnps));
         is_clean("marks that cost nothing", seed, &diagnosed(&World::new(seed), cnps));
+    }
+}
+
+/// Its network is slow for 300 ms of each second.
+fn slow_now_and_then(seed: u64) -> World {
+    World { slow_network: Some((200, 500, 8.0)), ..World::new(seed) }
+}
+
+/// An RDMA counter that grows in just that time.
+fn counted_while_slow(object: &str, metric: &'static str) -> Sampled {
+    sampled(Target, "rdma", metric, Counter, object, |at| {
+        let (second, rest) = (at / 1_000_000_000, at % 1_000_000_000);
+        Some((second * 300 + ((rest - 200_000_000) / 1_000_000).clamp(0, 300)) as f64 * 20.0)
+    })
+}
+
+#[test]
+fn what_devices_count_when_rdma_loses_packets_tells_of_congestion_and_their_traffic_does_not() {
+    let with = |object: &str, metric: &'static str| {
+        diagnosed(&slow_now_and_then(1), |lines, _| lines.push(counted_while_slow(object, metric)))
+    };
+    for (object, metric) in [
+        ("mlx5_0/1", "out_of_sequence"),
+        ("mlx5_0/1", "packet_seq_err"),
+        ("mlx5_0/1", "local_ack_timeout_err"),
+        ("rxe0/1", "out_of_seq_request"),
+        ("rxe0/1", "rcvd_seq_err"),
+        ("rxe0/1", "completer_retry_err"),
+    ] {
+        is_first(Cause::FabricCongestion, 1, &with(object, metric));
+    }
+    for metric in ["sent_pkts", "rcvd_pkts", "rdma_sends", "ack_deferred", "rcvd_rnr_err"] {
+        is_not_named(Cause::FabricCongestion, 1, &with("rxe0/1", metric));
     }
 }
 

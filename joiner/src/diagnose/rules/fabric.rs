@@ -25,7 +25,7 @@ pub(super) fn elsewhere(what: &str, all: f64, tail: f64) -> String {
 }
 
 const MARKS: Threshold = Threshold {
-    name: "marks, CNPs or pauses",
+    name: "marks, CNPs, pauses or lost packets",
     value: 10.0,
     unit: "in the recording",
     why: "a few happen whenever a flow starts",
@@ -39,24 +39,32 @@ const MARKED: Threshold = Threshold {
 
 pub(super) const CONGESTION: Rule = Rule {
     cause: Cause::FabricCongestion,
-    shows: "CNPs, ECN marks or pause frames are counted, and the network is slower while they are",
+    shows: "CNPs, ECN marks, pause frames or, over RDMA, lost packets (out of sequence, sent again) are counted, and the network is slower while they are",
     refutes: "none of them is counted, or the network is no slower while they are",
     thresholds: &[&MARKS, &MARKED, &LEAST, &NOT_THERE],
-    mitigation: "find the congested port (switch: ECN marks, PFC and buffer counters; often an incast to the target's port) and give it more: another path, fewer initiators at once, a faster link; on RoCE check that PFC and ECN (DCQCN) are set up for the traffic class on every hop",
+    mitigation: "find the congested port (switch: ECN marks, PFC and buffer counters; often an incast to the target's port) and give it more: another path, fewer initiators at once, a faster link; on RoCE check that PFC and ECN (DCQCN) are set up for the traffic class on every hop, and where packets are lost all the same, cables and optics",
     trade_off: "pausing less needs marking earlier, which costs some throughput; more paths cost ports",
     verify: "fabscope diagnose AFTER_HOST.run AFTER_TARGET.run --baseline BEFORE",
     yields_to: &[Cause::FabricLoss],
     judge: congestion,
 };
 
-/// Whether a counter of a device tells of congestion.
+/// Whether a counter of a device tells of congestion. RDMA that is not lossless sends lost packets again by itself: mlx5
+/// counts `out_of_sequence`, `packet_seq_err` and `local_ack_timeout_err` then, rxe `out_of_seq_request`, `rcvd_seq_err`
+/// and `completer_retry_err`.
 fn tells_of_congestion(line: &Line) -> bool {
     let name = line.metric.to_ascii_lowercase();
     let any = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
     match line.collector.as_str() {
-        "rdma" => {
-            any(&["cnp", "ecn_marked", "xmit_wait", "out_of_sequence", "packet_seq_err", "ack_timeout"])
-        }
+        "rdma" => any(&[
+            "cnp",
+            "ecn_marked",
+            "xmit_wait",
+            "out_of_seq",
+            "seq_err",
+            "ack_timeout",
+            "completer_retry",
+        ]),
         // Without the settings and storms that some drivers count under such names.
         "ethtool" => any(&["pause", "pfc", "cnp", "ecn"]) && !any(&["duration", "transition", "prio_none"]),
         "netstat" => name == "ecn_ce_received",
