@@ -44,6 +44,15 @@ struct Runs {
     disturbed: Option<String>,
 }
 
+/// What a bed leaves behind.
+#[derive(Debug)]
+pub struct Ended {
+    /// Both sides' whole runs.
+    pub whole: [Run; 2],
+    /// What the machine did to the first load that it did anything to.
+    pub disturbed: Option<String>,
+}
+
 /// A load that was recorded: its place among them.
 #[derive(Clone, Copy, Debug)]
 pub struct Load(usize);
@@ -72,6 +81,9 @@ pub struct Bed {
 /// How long a load may take: it is emulated, on a busy machine.
 const LOAD: Duration = Duration::from_secs(240);
 
+/// How often health logs are read, with what it takes.
+const HEALTH_LOGS: Duration = Duration::from_secs(11);
+
 /// The share of a load's time for which the emulator may wait for a CPU of the machine before the load tells of the machine.
 const STARVED: f64 = 0.05;
 
@@ -84,7 +96,7 @@ impl Bed {
     pub fn boot(builder: Builder, counted_time: bool, name: &str) -> Result<Bed> {
         let runs = Path::new(env!("CARGO_TARGET_TMPDIR")).join("vm-selftest").join(name);
         let _old = std::fs::remove_dir_all(&runs);
-        let builder = builder.kernel_option("psi=1").program("dmsetup").program("nsenter");
+        let builder = builder.kernel_option("psi=1").program("dmsetup").program("nsenter").program("chrt");
         let builder = if counted_time { builder.counted_time() } else { builder };
         let mut both = Both::keeping(builder, &runs)?;
         for module in ["nvme_tcp", "nvmet_tcp", "tcp_diag"] {
@@ -108,7 +120,12 @@ impl Bed {
     /// What both ends do to what they send; nothing where that is empty.
     pub fn netem(&self, how: &str) -> Result<()> {
         let FarNetwork { host_device: h, target_device: t, .. } = self.network;
-        for (device, inside) in [(h, String::new()), (t, self.network.inside())] {
+        self.netem_on(&[("", h), (&self.network.inside(), t)], how)
+    }
+
+    /// What these network devices do to what they send, each with what enters its network.
+    pub fn netem_on(&self, devices: &[(&str, &str)], how: &str) -> Result<()> {
+        for (inside, device) in devices {
             self.sh(&if how.is_empty() {
                 format!("{inside} tc qdisc del dev {device} root")
             } else {
@@ -116,6 +133,31 @@ impl Bed {
             })?;
         }
         Ok(())
+    }
+
+    /// Has another CPU take what comes to the target, so that the target works there too and not where the host's
+    /// submitter does.
+    pub fn target_receives_on(&self, cpu: u32) -> Result<()> {
+        let (inside, device) = (self.network.inside(), self.network.target_device);
+        // A /sys shows the devices of the network that it was mounted in.
+        self.sh(&format!(
+            "set -e; mkdir -p /tmp/sys; {inside} mount -t sysfs sys /tmp/sys; \
+             echo {:x} > /tmp/sys/class/net/{device}/queues/rx-0/rps_cpus; umount /tmp/sys",
+            1 << cpu
+        ))
+        .map(drop)
+    }
+
+    /// Changes what an emulated drive says of itself (`smart_critical_warning`), and waits until both sides have read it.
+    pub fn set_nvme_drive(&self, drive: usize, property: &str, value: u32) -> Result<()> {
+        self.both.vm.set_nvme_drive(drive, property, value)?;
+        self.health_logs_are_read()
+    }
+
+    /// Waits until the drives' health logs have been read once more: what one says stands until the next is read.
+    pub fn health_logs_are_read(&self) -> Result<()> {
+        let then = self.both.now()? / 1_000_000_000 + HEALTH_LOGS.as_secs() as i64;
+        self.sh(&format!("until [ $(cut -d. -f1 /proc/uptime) -gt {then} ]; do sleep 0.2; done")).map(drop)
     }
 
     /// Runs a load.
@@ -146,8 +188,8 @@ impl Bed {
         self.cases.push((case, clean, fault));
     }
 
-    /// Ends it all, and holds what is found against what was done. Returns both sides' whole runs.
-    pub fn end(self) -> Result<[Run; 2]> {
+    /// Ends it all, and holds what is found against what was done.
+    pub fn end(self) -> Result<Ended> {
         let release = self.both.vm.release().to_owned();
         let (host, target) = self.both.end_recording()?;
         // A VM that counts its time takes a whole CPU when it has nothing to do.
@@ -160,6 +202,7 @@ impl Bed {
                 ensure!(collector.is_some_and(|collector| collector.present), "{collector:#?}");
             }
         }
+        let disturbed = self.loads.iter().find_map(|load| load.disturbed.clone());
         let (mut wrong, mut told, all) = (Vec::new(), Vec::new(), self.cases.len());
         for (case, clean, fault) in self.cases {
             let runs = |load: Load, which: &str| -> Result<Runs> {
@@ -177,7 +220,7 @@ impl Bed {
         }
         eprintln!("{release}: {} of {all} hold, {} disturbed", all - wrong.len() - told.len(), told.len());
         ensure!(wrong.is_empty(), "{release}:\n{}", wrong.join("\n"));
-        Ok(whole)
+        Ok(Ended { whole, disturbed })
     }
 }
 

@@ -6,7 +6,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
 
 use crate::vm::{SHORT, Vm};
 
@@ -18,26 +19,42 @@ impl Vm {
     ///
     /// When there is no such drive or property, with what QEMU said.
     pub fn set_nvme_drive(&self, drive: usize, property: &str, value: u32) -> Result<()> {
+        let path = format!("/machine/peripheral/drive-{drive}");
+        self.qmp("qom-set", &json!({ "path": path, "property": property, "value": value }))
+            .with_context(|| format!("cannot set {property} of the VM's drive {drive}"))
+    }
+
+    /// Lets an emulated NVMe drive do so many commands a second, each as long after the one before as that makes (of
+    /// those that come after a rest, a tenth of a second's worth come at once); 0 ends that.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such drive, with what QEMU said.
+    pub fn slow_nvme_drive(&self, drive: usize, iops: u32) -> Result<()> {
+        let mut limits = json!({ "id": format!("drive-{drive}"), "iops": iops });
+        for none in ["bps", "bps_rd", "bps_wr", "iops_rd", "iops_wr"] {
+            limits[none] = json!(0);
+        }
+        self.qmp("block_set_io_throttle", &limits)
+            .with_context(|| format!("cannot slow down the VM's drive {drive}"))
+    }
+
+    /// Has QEMU execute a command of its machine protocol.
+    fn qmp(&self, command: &str, arguments: &Value) -> Result<()> {
         let path = self.qmp_socket();
-        let context = || format!("cannot set {property} of the VM's drive {drive}");
         let socket = UnixStream::connect(&path).with_context(|| path.display().to_string())?;
         socket.set_read_timeout(Some(SHORT))?;
         let mut answers = BufReader::new(socket.try_clone()?).lines();
-        let set = format!(
-            "{{\"execute\":\"qom-set\",\"arguments\":{{\"path\":\"/machine/peripheral/drive-{drive}\",\
-             \"property\":\"{property}\",\"value\":{value}}}}}"
-        );
-        for command in ["{\"execute\":\"qmp_capabilities\"}", &set] {
-            writeln!(&socket, "{command}").with_context(context)?;
+        let ours = json!({ "execute": command, "arguments": arguments });
+        for command in [json!({ "execute": "qmp_capabilities" }), ours] {
+            writeln!(&socket, "{command}")?;
             // Its greeting and events come between.
             loop {
-                let line = answers.next().context("QEMU closed its socket")?.with_context(context)?;
+                let line = answers.next().context("QEMU closed its socket")??;
                 if line.starts_with("{\"return\"") {
                     break;
                 }
-                if line.starts_with("{\"error\"") {
-                    bail!("{}: {line}", context());
-                }
+                ensure!(!line.starts_with("{\"error\""), "{command}: {line}");
             }
         }
         Ok(())
