@@ -37,14 +37,14 @@ pub struct Merged {
     pub runs: usize,
     /// Commands of all of them.
     pub commands: u64,
-    /// Latency first, then the stages.
+    /// Latency first, that of targets alone next, then the stages.
     pub stages: Vec<MergedStage>,
 }
 
 /// Latency or one stage of several runs.
 #[derive(Clone, Debug, Serialize)]
 pub struct MergedStage {
-    /// `latency` or the stage.
+    /// `latency`, [`OF_TARGETS`] or the stage.
     pub stage: String,
     /// Runs that have it.
     pub runs: usize,
@@ -88,17 +88,25 @@ pub struct By {
     pub differs_most: Vec<Differs>,
 }
 
+/// What the latency of targets alone is among merged figures: from capsule to response, a part of the host's latency and so
+/// never merged with it.
+pub(crate) const OF_TARGETS: &str = "target_latency";
+
 /// The classes of some runs, their histograms merged.
 pub(crate) fn merged(pairs: &[&PairRows]) -> Vec<Merged> {
     type Parts<'a> = Vec<(&'a Buckets, Option<i64>)>;
     type Stages<'a> = BTreeMap<(usize, &'a str), Parts<'a>>;
     let mut classes: BTreeMap<ClassName, (usize, u64, Stages<'_>)> = BTreeMap::new();
-    for class in pairs.iter().flat_map(|pair| &pair.classes) {
+    for (pair, class) in pairs.iter().flat_map(|pair| pair.classes.iter().map(move |class| (pair, class))) {
         let (runs, commands, stages) = classes.entry(class.name()).or_default();
         *runs += 1;
         *commands += class.commands;
         for figure in &class.figures {
-            let key = (order(&figure.stage), figure.stage.as_str());
+            let name = match figure.stage.as_str() {
+                "latency" if pair.sides() == "target" => OF_TARGETS,
+                stage => stage,
+            };
+            let key = (order(name), name);
             stages.entry(key).or_default().push((&figure.buckets, figure.times.p50_ns));
         }
     }
@@ -127,7 +135,7 @@ pub(crate) fn merged(pairs: &[&PairRows]) -> Vec<Merged> {
 /// The place of a figure among those of a class.
 fn order(stage: &str) -> usize {
     let stages = run_format::Stage::ALL.iter().map(|s| s.name());
-    let names = std::iter::once("latency").chain(stages).chain(["beyond_host", "data_wait"]);
+    let names = ["latency", OF_TARGETS].into_iter().chain(stages).chain(["beyond_host", "data_wait"]);
     names.into_iter().position(|name| name == stage).unwrap_or(usize::MAX)
 }
 
@@ -177,7 +185,11 @@ fn differs_most(groups: &[Group], label: &str, changes: &[Change]) -> Vec<Differ
         let mut stages: BTreeMap<&str, Vec<(&Option<String>, f64)>> = BTreeMap::new();
         for group in groups {
             let merged = group.classes.iter().find(|c| c.class == class);
-            for stage in merged.iter().flat_map(|c| &c.stages).filter(|s| s.stage != "latency") {
+            for stage in merged
+                .iter()
+                .flat_map(|c| &c.stages)
+                .filter(|s| !["latency", OF_TARGETS].contains(&s.stage.as_str()))
+            {
                 if let Some(typical) = stage.typical_ns {
                     stages.entry(&stage.stage).or_default().push((&group.value, typical));
                 }
@@ -213,7 +225,8 @@ fn differs_most(groups: &[Group], label: &str, changes: &[Change]) -> Vec<Differ
 
 #[cfg(test)]
 mod tests {
-    use super::merged;
+    use super::{OF_TARGETS, merged};
+    use crate::batch::step::PairRows;
     use crate::batch::step::tests::pair;
     use crate::stats::Distribution;
     use proptest::prelude::*;
@@ -237,5 +250,15 @@ mod tests {
                 prop_assert!((f - e).abs() <= 0.001 * e + 0.5, "{} for {}", f, e);
             }
         }
+    }
+
+    #[test]
+    fn the_latency_of_a_target_alone_is_not_merged_with_that_of_commands() {
+        let alone = PairRows { host: None, ..pair(1, &[10_000; 30]) };
+        let all = merged(&[&pair(0, &[50_000; 30]), &alone]);
+        let stages: Vec<(&str, usize, f64)> =
+            all[0].stages.iter().map(|s| (s.stage.as_str(), s.runs, s.times.mean_ns)).collect();
+        assert_eq!(stages, [("latency", 1, 50_000.0), (OF_TARGETS, 1, 10_000.0)]);
+        assert_eq!((all[0].runs, all[0].commands), (2, 60));
     }
 }

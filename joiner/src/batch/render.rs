@@ -1,6 +1,6 @@
 //! A batch for a person. It shows what a batch holds and computes nothing but counts for reading.
 
-use super::groups::{By, Merged, MergedStage};
+use super::groups::{By, Merged, MergedStage, OF_TARGETS};
 use super::judge::{Change, Outlier, RunName, TooFew, Trend};
 use super::series::Quantile;
 use super::{Batch, Labels};
@@ -170,6 +170,7 @@ fn quantiles(stage: &MergedStage) -> String {
 /// A stage as the reports call it.
 fn title(stage: &str) -> String {
     match stage {
+        OF_TARGETS => "latency of targets".into(),
         "beyond_host" => "beyond the host".into(),
         "data_wait" => "wait for R2T data".into(),
         name => {
