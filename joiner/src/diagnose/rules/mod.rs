@@ -281,5 +281,6 @@ pub(crate) fn lacking(facts: &Facts<'_>, collector: &str) -> String {
         .filter(|&side| !facts.timeline.has(side, collector))
         .map(|side| format!("the {side}'s run"))
         .collect();
-    format!("{} has no {collector} telemetry of this time", without.join(" and "))
+    let have = if without.len() == 1 { "has" } else { "have" };
+    format!("{} {have} no {collector} telemetry of this time", without.join(" and "))
 }
