@@ -211,7 +211,7 @@ pub struct ServeSide {
     pub observe: Observe,
     /// Where to answer scrapes. Whoever reaches the address reads what this machine's storage does: any but a loopback
     /// address is for a network that you trust.
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9966")]
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9966", value_parser = listen)]
     pub listen: std::net::SocketAddr,
     /// Give figures of each queue too.
     #[arg(long)]
@@ -566,6 +566,11 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         return Err("must be more than nothing and less than 30 years".into());
     }
     Ok(Duration::from_nanos(nanos as u64))
+}
+
+/// Where to listen: no name, which could be several addresses.
+fn listen(text: &str) -> Result<std::net::SocketAddr, String> {
+    text.parse().map_err(|_| "write an IP address and a port, such as 127.0.0.1:9966 or [::1]:9966".into())
 }
 
 /// How many commands to list one by one.

@@ -252,6 +252,11 @@ fn answer(head: &[u8], handler: &Handler) -> (Answer, bool) {
     };
     let accept = request.headers.iter().filter(|h| h.name.eq_ignore_ascii_case("accept"));
     let accept: Vec<String> = accept.map(|h| String::from_utf8_lossy(h.value).into_owned()).collect();
+    // Also as a proxy is asked, which servers have to take (RFC 9112, 3.2.2).
+    let target = match target.strip_prefix("http://") {
+        Some(whole) => whole.find('/').and_then(|at| whole.get(at..)).unwrap_or("/"),
+        None => target,
+    };
     let path = target.split('?').next().unwrap_or_default();
     (handler(&Request { path, accept: accept.join(",") }), with_body)
 }
@@ -326,6 +331,8 @@ mod tests {
         );
         let answer = ask(server.address(), b"HEAD /a HTTP/1.0\n\n");
         assert!(answer.contains("Content-Length: 8\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
+        assert_eq!(status("GET http://x:1/a?b HTTP/1.1\r\n\r\n"), "200");
+        assert_eq!(status("GET http://x HTTP/1.1\r\n\r\n"), "404");
         assert_eq!(status("GET /b HTTP/1.1\r\n\r\n"), "404");
         assert_eq!(status("POST /a HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"), "405");
         assert_eq!(status("nonsense\r\n\r\n"), "400");

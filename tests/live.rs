@@ -252,6 +252,7 @@ fn scrapes_have_what_the_target_did_and_the_examples_use_what_is_there() -> Resu
     // The same port can not be had twice, which is told before anything is attached.
     let taken = fabscope(["serve", "target", "--spdk", &pid.to_string(), "--listen", &address])?;
     taken.expect(1, &["listen on", "--listen"])?;
+    fabscope(["serve", "target", "--listen", "localhost:9966"])?.expect(2, &["such as 127.0.0.1:9966"])?;
     load.initiator.start()?;
     let deadline = Instant::now() + SOON;
     // The connections' telemetry goes when they do.
