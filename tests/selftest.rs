@@ -24,6 +24,16 @@ fn a_cause_that_is_not_known_is_refused_with_those_that_are() -> Result<()> {
     Ok(())
 }
 
+/// That there is no room for the runs is no fault that was not found.
+#[test]
+fn a_directory_that_can_not_be_made_is_told_before_anything_is_recorded() -> Result<()> {
+    let file = tempfile::NamedTempFile::new()?;
+    let keep = file.path().join("runs");
+    let keep = keep.to_str().context("a path")?;
+    selftest(&["--only", "iops_limit", "--keep", keep])?.expect(1, &["--keep", keep, "Not a directory"])?;
+    Ok(())
+}
+
 /// What looks like an SPDK build: its programs are these shell scripts.
 fn build_of(folder: &Path, target: &str, load: &str) -> Result<()> {
     for (name, script) in [("bin/nvmf_tgt", target), ("examples/bdevperf", load)] {

@@ -103,8 +103,12 @@ pub fn run(options: &Selftest) -> Result<ExitCode> {
     };
     check(&options.only, &known)?;
     let signals = Signals::catch()?;
-    let scratch =
-        tempfile::Builder::new().prefix("fabscope-selftest-").tempdir().context("make a scratch folder")?;
+    let scratch = tempfile::Builder::new().prefix("fabscope-selftest-").tempdir();
+    let scratch = scratch.context("make a scratch folder (TMPDIR names where)")?;
+    if let Some(keep) = &options.keep {
+        // Else each recording would fail, and that would be said to be the self-test's.
+        std::fs::create_dir_all(keep).with_context(|| format!("--keep {}", keep.display()))?;
+    }
     let home = options.keep.as_deref().unwrap_or(scratch.path());
     let (all, between) = match &options.spdk {
         Some(directory) => {
