@@ -64,8 +64,6 @@ impl Beside {
             Beside::Hogs(count) => around.hogs = Some(Hogs::on(two_cpus()?[1], count)?),
             Beside::Neighbour(options) => {
                 let mut neighbour = Initiator::spawn(connected(options))?;
-                // It sleeps most of the time, and is another machine: what is recorded leaves it no CPU otherwise.
-                cpus::prefer(neighbour.pid())?;
                 neighbour.start()?;
                 around.neighbour = Some(neighbour);
             }
@@ -81,6 +79,17 @@ pub struct Around {
     hogs: Option<Hogs>,
     neighbour: Option<Initiator>,
     loss: Option<Loss>,
+}
+
+impl Around {
+    /// Lets a neighbour go before others too: beside programs that poll it gets no CPU otherwise, as it would on a machine
+    /// of its own.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn before_others(&self) -> Result<()> {
+        self.neighbour.as_ref().map_or(Ok(()), |neighbour| cpus::prefer(neighbour.pid()))
+    }
 }
 
 /// The first two CPUs: the target's and the load's.

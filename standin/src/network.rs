@@ -185,13 +185,16 @@ mod tests {
             return;
         }
         in_own_network(|| {
-            assert_eq!(transfer(), 0);
+            // A busy machine acknowledges late now and then, and TCP sends again what was not lost: one or two at most.
+            const LATE: u32 = 2;
+            assert!(transfer() <= LATE);
             match Loss::on_loopback(0.1) {
                 Ok(loss) => {
-                    let lost: u32 = (0..5).map(|_| transfer()).sum();
-                    assert!(lost > 0);
+                    // Two or three of some thirty packets each time.
+                    let lost: u32 = (0..10).map(|_| transfer()).sum();
+                    assert!(lost > 5 * LATE, "{lost}");
                     drop(loss);
-                    assert_eq!(transfer(), 0);
+                    assert!(transfer() <= LATE);
                 }
                 Err(error) => println!("skipped: {error:#}"),
             }

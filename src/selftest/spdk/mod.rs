@@ -169,6 +169,7 @@ fn record(name: &str, build: &Build, plan: &Plan, what: &Recorded<'_>) -> Result
         options.extend(["--duration".to_owned(), format!("{}s", what.duration.as_secs() + 120)]);
         options
     })?;
+    around.before_others()?;
     pair::record(target.pid(), load, &what.wish(name), what.signals)?;
     drop(around);
     target.stop()

@@ -156,9 +156,9 @@ const RANDOM: Threshold = Threshold {
 };
 const EVEN: Threshold = Threshold {
     name: "evenness of completions",
-    value: 0.5,
+    value: 0.2,
     unit: "spread (variance by median, of the middle half) of equal times (1: at random)",
-    why: "a limit lets the same number through in equal times; a drive that is busy does not; a machine that is away now and then changes a few of them only",
+    why: "a limit lets the same number through in equal times (0.01 and less here, also SPDK's); a drive that is busy does not (0.4 and more, where 16 commands wait for each other); a machine that is away now and then changes a few of them only",
 };
 
 pub(in super::super) const IOPS: Rule = Rule {
