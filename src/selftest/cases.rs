@@ -104,7 +104,7 @@ pub const CASES: &[Case] = &[
         least: SHORT,
         size: Size {
             of: BEFORE_STORAGE,
-            micros: 20.0,
+            micros: 10.0,
             within: None,
             why: "the data waits for the window again and again; how long each time is the kernel's and the machine's",
         },
