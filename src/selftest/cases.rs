@@ -94,12 +94,12 @@ pub const CASES: &[Case] = &[
     },
     Case {
         cause: Cause::TransportWindow,
-        injected: "the initiator's socket buffers have 64 KiB, and it reads 128 KiB, four at once",
+        injected: "the initiator's socket buffers have 16 KiB, and it reads 128 KiB, four at once",
         stages: NETWORK,
         target: SLOW,
         load: &["--rw", "randread", "--block-size", "128K", "--queue-depth", "4"],
         fault_target: &[],
-        fault_load: &["--socket-buffer", "64K"],
+        fault_load: &["--socket-buffer", "16K"],
         beside: Beside::Nothing,
         least: SHORT,
         size: Size {
