@@ -328,7 +328,8 @@ impl<'a> Facts<'a> {
     }
 }
 
-fn ratio(part: f64, whole: f64) -> f64 {
+/// A part's share of a whole, from 0 to 1.
+pub(crate) fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 }
 }
 

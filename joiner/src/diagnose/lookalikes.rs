@@ -3,7 +3,8 @@
 
 use super::simulate::{Happened, Sampled, Storage, World, connection, run, sampled};
 use super::tests::{
-    SEEDS, diagnosed, event_lines, healthy, is_clean, is_first, is_not_named, names, replace,
+    SEEDS, diagnosed, event_lines, healthy, is_clean, is_first, is_not_named, large_and_small, large_reads,
+    names, replace,
 };
 use super::{Cause, DiagnoseOptions, Diagnosis, diagnose};
 use crate::compare::Input;
@@ -88,17 +89,7 @@ fn a_retransmission_that_finds_commands_as_at_any_moment_is_no_loss() {
 #[test]
 fn a_full_congestion_window_before_a_queue_in_the_network_is_no_window_that_is_too_small() {
     for seed in SEEDS {
-        let world = World {
-            queues: 1,
-            cpus: 1,
-            sizes: [(131_072, 10), (131_072, 0)],
-            writes: 0,
-            per_byte: 1.2,
-            network_serial: 1,
-            places: 8,
-            pause: 1e6,
-            ..World::new(seed)
-        };
+        let world = large_reads(seed);
         let full = |trip: f64| {
             move |lines: &mut Vec<Sampled>, _: &Happened| {
                 let of = connection(Target, 0);
@@ -115,12 +106,7 @@ fn a_full_congestion_window_before_a_queue_in_the_network_is_no_window_that_is_t
 #[test]
 fn an_mtu_that_is_found_out_at_first_is_the_one_that_it_comes_to() {
     for seed in SEEDS {
-        let large = World {
-            sizes: [(4_096, 5), (65_536, 5)],
-            in_capsule: 1 << 20,
-            per_byte: 8.0,
-            ..World::new(seed)
-        };
+        let large = large_and_small(seed);
         let probing = |lines: &mut Vec<Sampled>, _: &Happened| {
             for queue in 0..4 {
                 for side in [Host, Target] {

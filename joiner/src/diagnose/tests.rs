@@ -242,12 +242,7 @@ fn mtu_mismatch_makes_large_commands_slow_alone() {
                 replace(lines, sampled(Host, "tcp", "pmtu", Gauge, &of, |_| Some(9_000.0)));
             }
         };
-        let large = World {
-            sizes: [(4_096, 5), (65_536, 5)],
-            in_capsule: 1 << 20,
-            per_byte: 8.0,
-            ..World::new(seed)
-        };
+        let large = large_and_small(seed);
         is_first(Cause::MtuMismatch, seed, &diagnosed(&large, jumbo));
         let fast = World { per_byte: 0.0, ..large };
         is_clean("MTUs that differ and cost nothing", seed, &diagnosed(&fast, jumbo));
@@ -265,6 +260,26 @@ fn r2t_round_trips_of_small_writes_are_seen_in_the_commands_alone() {
     }
 }
 
+/// Large reads on one connection.
+pub(super) fn large_reads(seed: u64) -> World {
+    World {
+        queues: 1,
+        cpus: 1,
+        sizes: [(131_072, 10), (131_072, 0)],
+        writes: 0,
+        per_byte: 1.2,
+        network_serial: 1,
+        places: 8,
+        pause: 1e6,
+        ..World::new(seed)
+    }
+}
+
+/// Commands of one segment and of many, whose data takes its time.
+pub(super) fn large_and_small(seed: u64) -> World {
+    World { sizes: [(4_096, 5), (65_536, 5)], in_capsule: 1 << 20, per_byte: 8.0, ..World::new(seed) }
+}
+
 #[test]
 fn transport_window_is_a_connection_that_is_held_back() {
     for seed in SEEDS {
@@ -275,17 +290,7 @@ fn transport_window_is_a_connection_that_is_held_back() {
                 replace(lines, sampled(Target, "tcp", "receive_window_limited", Counter, &of, time));
             }
         };
-        let world = World {
-            queues: 1,
-            cpus: 1,
-            sizes: [(131_072, 10), (131_072, 0)],
-            writes: 0,
-            per_byte: 1.2,
-            network_serial: 1,
-            places: 8,
-            pause: 1e6,
-            ..World::new(seed)
-        };
+        let world = large_reads(seed);
         is_first(Cause::TransportWindow, seed, &diagnosed(&world, held(0.6)));
         is_not_named(Cause::TransportWindow, seed, &diagnosed(&world, held(0.02)));
     }

@@ -11,7 +11,7 @@ mod transport;
 mod waits;
 
 use super::cause::Cause;
-use super::facts::{Class, Facts, Row, excess_of, sides};
+use super::facts::{Class, Facts, Row, excess_of, ratio, sides};
 use super::{Evidence, Finding, Judged};
 use crate::table::count;
 use run_format::{Side, Stage};
@@ -144,8 +144,7 @@ impl Found {
                 percent(LEAST.value)
             ));
         }
-        let touched = claim.iter().filter(|&&c| c > 0).count();
-        let sum: f64 = claim.iter().map(|&c| c.max(0) as f64).sum();
+        let (commands, excess_ns) = touched(&claim);
         let runs = |run: &crate::recording::Recording| run.directory.display().to_string();
         let before = format!("{},{}", runs(&facts.joined.host), runs(&facts.joined.target));
         Ok(Finding {
@@ -155,8 +154,8 @@ impl Found {
             explains,
             of_all,
             of_slowest,
-            commands: touched as u64,
-            excess_ns: sum / touched.max(1) as f64,
+            commands,
+            excess_ns,
             evidence: self.evidence,
             not_refuted: self.not_refuted,
             mitigation: rule.mitigation,
@@ -167,8 +166,11 @@ impl Found {
     }
 }
 
-fn ratio(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 { part / whole } else { 0.0 }
+/// How many rows a claim touches, and by how much it makes each of them slower on average, ns.
+fn touched(claim: &[i64]) -> (u64, f64) {
+    let touched = claim.iter().filter(|&&c| c > 0).count();
+    let sum: f64 = claim.iter().map(|&c| c.max(0) as f64).sum();
+    (touched as u64, sum / touched.max(1) as f64)
 }
 
 /// Causes that show in a part of what others make slow too, in the way back from the network, and have no evidence of their
@@ -208,10 +210,7 @@ pub(crate) fn without_shared(
                 ),
             });
         } else {
-            let touched = claim.iter().filter(|&&c| c > 0).count();
-            let sum: f64 = claim.iter().map(|&c| c as f64).sum();
-            let excess_ns = sum / touched.max(1) as f64;
-            let commands = touched as u64;
+            let (commands, excess_ns) = touched(&claim);
             causes.push(Finding { explains, of_all, of_slowest, commands, excess_ns, claim, ..finding });
         }
     }

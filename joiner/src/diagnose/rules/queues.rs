@@ -394,8 +394,8 @@ fn head_of_line(facts: &Facts<'_>) -> Verdict {
     let (Some(&least), Some(&most)) = (sizes.iter().find(|&&b| b > 0), sizes.iter().next_back()) else {
         return Verdict::RuledOut("no class of commands carries data".into());
     };
-    if f64::from(most) < (f64::from(least) * LARGE.value).max(32_768.0) {
-        let limit = (f64::from(least) * LARGE.value).max(32_768.0);
+    let limit = (f64::from(least) * LARGE.value).max(32_768.0);
+    if f64::from(most) < limit {
         let few = facts.classes.iter().filter(|c| f64::from(c.bytes) >= limit);
         let few: usize = few.map(|c| c.commands).sum();
         return Verdict::RuledOut(if few > 0 {
@@ -404,7 +404,7 @@ fn head_of_line(facts: &Facts<'_>) -> Verdict {
             format!("commands carry {} to {}: none is large beside the others", bytes(least), bytes(most))
         });
     }
-    let is_large = |row: &Row| f64::from(row.bytes) >= (f64::from(least) * LARGE.value).max(32_768.0);
+    let is_large = |row: &Row| f64::from(row.bytes) >= limit;
     let is_small = |row: &Row| f64::from(row.bytes) * LARGE.value <= f64::from(most) && !is_large(row);
     let on_tcp = |row: &Row| facts.queues[row.queue].host.transport == Transport::Tcp;
     // Data goes to the target from when a write is sent until it is all there, and to the host from when storage has
